@@ -20,8 +20,6 @@ class Mutant:
     faults: tuple[str, ...] = ()  # empty: all
 
 
-ORACLE = "tests/oracle/test_replay.py"
-
 MUTANTS = (
     Mutant(
         "grace-may-grow",

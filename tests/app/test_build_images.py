@@ -10,7 +10,7 @@ from podkeeper.app.build import Ports, Settings
 from podkeeper.model.k8s.core import Event, Secret
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.runtime import ContainerState
-from podkeeper.rules.images.gc import DEFAULT_GC_POLICY
+from podkeeper.rules.images.gc import GcPolicy
 from podkeeper.runtimes.fake import Behaviour, Operation
 from podkeeper.testing import build
 from podkeeper.testing.build import container
@@ -27,7 +27,7 @@ class NodeWithGC(NodeHarness):
         return replace(super().ports(), pull_journal=self.journal)
 
     def settings(self) -> Settings:
-        return replace(super().settings(), image_gc=DEFAULT_GC_POLICY, container_gc_seconds=60.0)
+        return replace(super().settings(), image_gc=GcPolicy(), container_gc_seconds=60.0)
 
     def dead(self, name: str) -> list[int]:
         """Return the attempt numbers of a pod's exited containers."""

@@ -7,7 +7,7 @@ from podkeeper.app.standalone import SUPPORTED_FIELDS as HONOURED_BY_ALL
 from podkeeper.engine.bounded_runtime import DEFAULT_CALL_LIMITS
 from podkeeper.model.errors import BadInput
 from podkeeper.model.kubelet_config import KUBELET_FIELDS, Duration, KubeletConfiguration
-from podkeeper.rules.images.gc import DEFAULT_GC_POLICY, GcPolicy
+from podkeeper.rules.images.gc import GcPolicy
 from podkeeper.rules.images.pull_access import DEFAULT_VERIFICATION, Verification, VerificationPolicy
 
 SILENT = KubeletConfiguration()
@@ -32,7 +32,7 @@ def test_parallel_pulls(serial: bool | None, parallel: int | None, slots: int, s
 
 
 def test_garbage_collection_has_the_defaults_of_the_kubelet() -> None:
-    assert gc_policy_of(SILENT) == DEFAULT_GC_POLICY
+    assert gc_policy_of(SILENT) == GcPolicy()
     assert verification_of(SILENT) == DEFAULT_VERIFICATION
 
 

@@ -24,9 +24,10 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_SOURCE, HTTP_SOURCE, Op, PodUID
-from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection, admit
+from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection
 from podkeeper.testing.build import container
 from tests.doubles import stand_in
+from tests.rules.admission.decisions import decide
 from tests.engine.loop_harness import LoopHarness, pod, run_scenario, uids
 
 NODE = Node(metadata=ObjectMeta(name="node"), status=NodeStatus(allocatable={"cpu": "2", "memory": "4Gi", "pods": "5"}))
@@ -193,7 +194,8 @@ def test_the_verdict_is_the_same_as_checking_all_active_pods(steps: list[tuple[s
         match step:
             case "come" if uid not in workers.terminated and PodUID(uid) not in statuses.phases:
                 verdict = made.admit(each)
-                assert verdict == admit(each, NODE, expected.values())
+                others = [other for other_uid, other in expected.items() if other_uid != uid]
+                assert verdict == decide(each, NODE, others)
                 if verdict is None:
                     made.add(each)
                     expected[uid] = each

@@ -13,7 +13,7 @@ from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import RuntimeRefused, TryLater
 from podkeeper.model.messages import PodEvent, PodUID
 from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
-from podkeeper.rules.images.gc import DEFAULT_GC_POLICY, GcPolicy
+from podkeeper.rules.images.gc import GcPolicy
 from podkeeper.runtimes.fake import FakeRuntime, Operation
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
@@ -85,11 +85,11 @@ class Harness:
 def run_scenario(
     scenario: Callable[[Harness], Awaitable[None]],
     *,
-    policy: GcPolicy = DEFAULT_GC_POLICY,
+    policy: GcPolicy | None = None,
     pinned: Collection[str] = (),
 ) -> Harness:
     async def main() -> Harness:
-        harness = Harness(policy, pinned)
+        harness = Harness(policy or GcPolicy(), pinned)
         running = asyncio.create_task(harness.gc.run())
         await scenario(harness)
         running.cancel()
@@ -269,12 +269,17 @@ def test_with_an_idle_policy_the_runtime_is_not_called() -> None:
     run_scenario(scenario, policy=GcPolicy(high_percent=100))
 
 
-def test_delete_unused_removes_all_unused_images() -> None:
+def test_a_full_disk_can_need_all_unused_images() -> None:
     async def scenario(harness: Harness) -> None:
         harness.fake.used = {B}
         await aged(harness)
-        assert await harness.gc.delete_unused() == 3 * EACH
+        harness.fill(95)
+        await harness.gc.collect()
         assert await harness.names() == ["b"]
-        assert await harness.gc.delete_unused() == 0
+        harness.fill(95)
+        harness.fake.other_disk_bytes += 3 * EACH
+        with pytest.raises(ImageGCFailed, match="freed 0 bytes"):
+            await harness.gc.collect()
+        assert await harness.names() == ["b"]
 
     run_scenario(scenario)

@@ -107,6 +107,11 @@ def usage(percent: int, capacity: int = 1000) -> ImageFsUsage:
     )
 
 
+def too_full_by(size_bytes: int) -> ImageFsUsage:
+    """Return the usage of a disk on which at least 100 and at most 300 bytes must be freed."""
+    return usage(80 + size_bytes // 20, 2000)
+
+
 def run_scenario(scenario: Callable[[Harness], Coroutine[Any, Any, None]], policy: GcPolicy = POLICY) -> None:
     async def main() -> None:
         await scenario(Harness(policy))
@@ -167,8 +172,10 @@ def test_an_image_in_use_stays_even_if_the_list_does_not_name_it() -> None:
         harness.pods = [using("listed", "a", "a"), using("unlisted", "a", "")]
         harness.records["unlisted"] = using("unlisted", "a", "b")
         await harness.aged()
-        assert await harness.gc.delete_unused() == 100
-        assert harness.calls == ["images", "pods", "pod unlisted", "remove c"]
+        harness.usage = too_full_by(300)
+        with pytest.raises(ImageGCFailed, match="freed 100 bytes"):
+            await harness.gc.collect()
+        assert harness.calls == ["images", "pods", "pod unlisted", "usage", "remove c"]
 
     run_scenario(scenario)
 
@@ -178,8 +185,10 @@ def test_a_container_can_name_its_image_by_id() -> None:
         made = ContainerRecord(id="c", name="c", state=ContainerState.RUNNING, image_id="a")
         harness.pods = [PodRecord(uid="p", containers=(made,))]
         await harness.aged()
-        await harness.gc.delete_unused()
-        assert harness.calls == ["images", "pods", "remove b", "remove c"]
+        harness.usage = too_full_by(300)
+        with pytest.raises(ImageGCFailed, match="freed 200 bytes"):
+            await harness.gc.collect()
+        assert harness.calls == ["images", "pods", "usage", "remove b", "remove c"]
 
     run_scenario(scenario)
 
@@ -188,7 +197,9 @@ def test_pinned_images_stay() -> None:
     async def scenario(harness: Harness) -> None:
         harness.images = [ImageRecord(id="a", tags=("reg.test/pause:1",)), ImageRecord(id="b", tags=("reg.test/b:1",))]
         await harness.aged()
-        await harness.gc.delete_unused()
+        harness.usage = too_full_by(300)
+        with pytest.raises(ImageGCFailed):
+            await harness.gc.collect()
         assert [image.id for image in harness.images] == ["a"]
 
     run_scenario(scenario)
@@ -207,12 +218,14 @@ def test_all_image_ids_and_the_time_of_the_list_are_passed_on() -> None:
 def test_the_age_of_an_image_counts_from_the_end_of_the_first_list() -> None:
     async def scenario(harness: Harness) -> None:
         harness.seconds = {"images": 2.0, "pods": 3.0}
-        await harness.gc.delete_unused()  # the images are first seen after 5 seconds
-        harness.seconds = {}
+        await harness.gc.collect()  # the images are first seen after 5 seconds
+        harness.seconds, harness.usage = {}, too_full_by(300)
         await asyncio.sleep(119)
-        assert await harness.gc.delete_unused() == 0
+        with pytest.raises(ImageGCFailed, match="freed 0 bytes"):
+            await harness.gc.collect()
         await asyncio.sleep(1)
-        assert await harness.gc.delete_unused() == 300
+        await harness.gc.collect()
+        assert harness.images == []
 
     run_scenario(scenario)
 
@@ -316,10 +329,12 @@ def test_an_image_that_cannot_be_removed_is_not_counted_as_freed() -> None:
         await harness.aged()
         harness.failing = {f"remove {name}": RuntimeUnavailable(f"{name} is busy") for name in "ab"}
         text = r"cannot remove some unused images, freed 100 bytes: \[a is busy, b is busy\]"
+        harness.usage = too_full_by(300)
         with pytest.raises(ImageGCFailed, match=text):
-            await harness.gc.delete_unused()
-        harness.failing = {}
-        assert await harness.gc.delete_unused() == 200
+            await harness.gc.collect()
+        harness.failing, harness.usage = {}, too_full_by(200)
+        await harness.gc.collect()
+        assert (harness.images, harness.removed) == ([], ["space"] * 3)
 
     run_scenario(scenario)
 
@@ -331,13 +346,13 @@ def test_only_one_collection_runs_at_a_time() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(harness.gc.collect())
             await asyncio.sleep(1)
-            group.create_task(harness.gc.delete_unused())
+            group.create_task(harness.gc.collect())
             await asyncio.sleep(1)
             assert harness.taken() == ["images", "pods", "usage", "remove a"]
-        assert harness.taken() == ["images", "pods", "remove b", "remove c"]
+        assert harness.taken() == ["images", "pods", "usage", "remove b"]
         async with asyncio.TaskGroup() as group:
             harness.seconds, harness.usage = {"images": 5.0}, None
-            group.create_task(harness.gc.delete_unused())
+            group.create_task(harness.gc.collect())
             await asyncio.sleep(1)
             group.create_task(harness.gc.collect())
             await asyncio.sleep(1)

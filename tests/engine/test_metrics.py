@@ -84,35 +84,12 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
             "kubelet_pod_start_duration_seconds_count": 1,
         },
     ),
-    "a pod whose containers have all started": (
-        [lambda m: m.all_started(1.0, 9.0)],
-        {
-            "kubelet_pod_start_sli_duration_seconds_sum": 1,
-            "kubelet_pod_start_sli_duration_seconds_count": 1,
-            "kubelet_pod_start_total_duration_seconds_sum": 9,
-            "kubelet_pod_start_total_duration_seconds_count": 1,
-        },
-    ),
     "a status that the API has": (
         [lambda m: m.status_synced(0.02)],
         {
             "kubelet_pod_status_sync_duration_seconds_bucket{le=0.05}": 1,
             "kubelet_pod_status_sync_duration_seconds_sum": 0.02,
             "kubelet_pod_status_sync_duration_seconds_count": 1,
-        },
-    ),
-    "something put into a queue": (
-        [lambda m: m.queued("pods", 2)],
-        {"workqueue_adds_total{name=pods}": 1, "workqueue_depth{name=pods}": 2},
-    ),
-    "a queue": (
-        [lambda m: m.queued("pods", 2), lambda m: m.requeued("pods"), lambda m: m.dequeued("pods", 1, 0.5)],
-        {
-            "workqueue_adds_total{name=pods}": 1,
-            "workqueue_retries_total{name=pods}": 1,
-            "workqueue_depth{name=pods}": 1,
-            "workqueue_queue_duration_seconds_sum{name=pods}": 0.5,
-            "workqueue_queue_duration_seconds_count{name=pods}": 1,
         },
     ),
     "a call that succeeds": (
@@ -309,16 +286,13 @@ def totals(found: dict[str, float]) -> dict[str, float]:
 def test_repeated_reports_increase_a_counter_and_replace_a_gauge() -> None:
     metrics = Metrics()
     for depth, seconds in ((5, 0.25), (3, 0.5), (4, 1.0)):
-        metrics.queued("pods", depth)
-        metrics.dequeued("nodes", depth, seconds)
+        metrics.runtime_call("start_container", seconds, failed=False)
         metrics.events_missed(depth)
         metrics.slow_calls(depth)
     assert totals(samples(metrics)) == {
-        "workqueue_adds_total{name=pods}": 3,
-        "workqueue_depth{name=pods}": 4,
-        "workqueue_depth{name=nodes}": 4,
-        "workqueue_queue_duration_seconds_sum{name=nodes}": 1.75,
-        "workqueue_queue_duration_seconds_count{name=nodes}": 3,
+        "kubelet_runtime_operations_total{operation_type=start_container}": 3,
+        "kubelet_runtime_operations_duration_seconds_sum{operation_type=start_container}": 1.75,
+        "kubelet_runtime_operations_duration_seconds_count{operation_type=start_container}": 3,
         "podkeeper_pleg_missed_events_total": 12,
         "podkeeper_slow_calls": 4,
     }
@@ -342,12 +316,16 @@ def test_a_fresh_agent_shows_workers_but_not_yet_the_pods_of_the_node() -> None:
     assert not [name for name in found if name.startswith(("kubelet_desired_pods{", "kubelet_active_pods{"))]
 
 
+RUNNING = PodRecord(
+    uid="a",
+    sandboxes=(SandboxRecord(id="s", ready=True),),
+    containers=(ContainerRecord(id="1", name="c", state=ContainerState.RUNNING),),
+)
+
+
 def test_a_listing_replaces_the_one_before() -> None:
     metrics = Metrics()
-    running = ContainerRecord(id="1", name="c", state=ContainerState.RUNNING)
-    metrics.pods_listed(
-        [PodRecord(uid="a", sandboxes=(SandboxRecord(id="s", ready=True),), containers=(running,))], NOW
-    )
+    metrics.pods_listed([RUNNING], NOW)
     metrics.pods_listed([], NOW)
     assert totals(samples(metrics)) == {"kubelet_pleg_last_seen_seconds": NOW.timestamp()}
 
@@ -562,7 +540,8 @@ def test_a_probe_of_a_pod_without_metadata_is_shown_and_ends_like_any_other() ->
 
 def test_families_of_every_kind_are_written_line_by_line() -> None:
     metrics = Metrics()
-    metrics.queued("pods", 2)
+    metrics.pods_listed([RUNNING, RUNNING], NOW)
+    metrics.runtime_call("start_container", 0.5, failed=False)
     metrics.evicted("memory.available")
     metrics.container_start_failed("container", "ErrImagePull")
     metrics.pod_started(WEB)
@@ -572,15 +551,18 @@ def test_families_of_every_kind_are_written_line_by_line() -> None:
     def family(name: str) -> list[str]:
         return [line for line in lines if line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith(name)]
 
-    assert family("workqueue_depth") == [
-        f"# HELP workqueue_depth {of.QUEUE_DEPTH.help}",
-        "# TYPE workqueue_depth gauge",
-        'workqueue_depth{name="pods"} 2',
+    assert family("kubelet_running_containers") == [
+        f"# HELP kubelet_running_containers {of.RUNNING_CONTAINERS.help}",
+        "# TYPE kubelet_running_containers gauge",
+        *(
+            f'kubelet_running_containers{{container_state="{state}"}} {2 * (state == "running")}'
+            for state in ContainerState
+        ),
     ]
-    assert family("workqueue_adds") == [
-        f"# HELP workqueue_adds_total {of.QUEUE_ADDS.help}",
-        "# TYPE workqueue_adds_total counter",
-        'workqueue_adds_total{name="pods"} 1',
+    assert family("kubelet_runtime_operations_total") == [
+        f"# HELP kubelet_runtime_operations_total {of.CALLS.help}",
+        "# TYPE kubelet_runtime_operations_total counter",
+        'kubelet_runtime_operations_total{operation_type="start_container"} 1',
     ]
     assert family("kubelet_evictions") == [
         f"# HELP kubelet_evictions {of.EVICTIONS.help}",

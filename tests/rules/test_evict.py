@@ -6,7 +6,6 @@ from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.rules.evict import (
     PAST_DEADLINE,
     PREEMPTED,
-    SHUT_DOWN,
     Eviction,
     deadline_eviction,
     evicted_status,
@@ -54,7 +53,7 @@ def test_an_evicted_pod_fails_with_reason_and_message() -> None:
     assert status.conditions is None
 
 
-@pytest.mark.parametrize("eviction", [PREEMPTED, SHUT_DOWN, shortage_eviction("no room", by_own_limits=False)])
+@pytest.mark.parametrize("eviction", [PREEMPTED, shortage_eviction("no room", by_own_limits=False)])
 def test_an_eviction_that_the_pod_did_not_cause_is_a_disruption(eviction: Eviction) -> None:
     status = evicted_status(pod(generation=3), PodStatus(phase="Running"), eviction, NOW)
     found = find_condition(status.conditions, "DisruptionTarget")
@@ -77,6 +76,5 @@ def test_an_existing_disruption_condition_keeps_its_time() -> None:
     assert found.last_transition_time == T0
 
 
-@pytest.mark.parametrize("eviction, phase", [(SHUT_DOWN, "Succeeded"), (PREEMPTED, "Failed")])
-def test_only_a_shutdown_keeps_succeeded(eviction: Eviction, phase: str) -> None:
-    assert evicted_status(pod(), PodStatus(phase="Succeeded"), eviction, NOW).phase == phase
+def test_an_evicted_pod_that_succeeded_meanwhile_fails() -> None:
+    assert evicted_status(pod(), PodStatus(phase="Succeeded"), PREEMPTED, NOW).phase == "Failed"

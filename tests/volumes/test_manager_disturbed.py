@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from podkeeper.model.errors import ApiUnavailable, NotFound
 from podkeeper.model.k8s.core import ConfigMapVolumeSource, EmptyDirVolumeSource, Volume
@@ -23,9 +22,7 @@ from tests.volumes.harness import Store, content, pod_with, temporary_root
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 DISK = Volume(name="disk", empty_dir=EmptyDirVolumeSource())
 SETTINGS = Volume(name="settings", config_map=ConfigMapVolumeSource(name="settings"))
-OTHER = Volume(name="other", config_map=ConfigMapVolumeSource(name="other"))
 POD = pod_with(DISK, SETTINGS)
-GROWN = replace(POD, spec=replace(POD.spec, volumes=(DISK, SETTINGS, OTHER)))
 NEIGHBOUR = pod_with(SETTINGS)
 UID = uid_of(POD)
 

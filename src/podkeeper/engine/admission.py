@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from podkeeper.engine.status import StatusManager
 from podkeeper.model.k8s.core import Node, Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection, admit_beside
+from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection, admit
 from podkeeper.rules.admission.usage import NodeUsage, PodUsage, usage_of
 from podkeeper.rules.housekeeping import WorkerPredicates, is_active
 
@@ -81,10 +81,10 @@ class Admission:
             self._usage.remove(admitted.share)
 
     def _decide(self, pod: Pod) -> Rejection | Preempt | None:
-        def neighbours() -> list[Pod]:
+        def other_pods() -> list[Pod]:
             return [admitted.pod for uid, admitted in self._admitted.items() if uid != _uid(pod)]
 
-        return admit_beside(pod, self._node(), self._usage, neighbours, self._enforcement)
+        return admit(pod, self._node(), self._usage, other_pods, self._enforcement)
 
     def _remove_finished(self, except_for: PodUID) -> bool:
         finished = [

@@ -6,7 +6,6 @@
 Runs at the start and every five minutes. `rules.images.gc` decides. The only state is when each image was first seen
 and last used. It does not survive a restart. If a run cannot free enough space, it records an event about the node. A
 failed run is recorded only from the second failure in a row on, because the runtime may just be starting.
-`delete_unused` frees space on demand.
 
 Kubelet counterpart: pkg/kubelet/images/image_gc_manager.go.
 """
@@ -14,7 +13,6 @@ Kubelet counterpart: pkg/kubelet/images/image_gc_manager.go.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from math import inf
 from typing import Final, Protocol
 
 from podkeeper.engine.image_pull_manager import ImagePullManager
@@ -139,12 +137,6 @@ class ImageGCManager:
                 self._record(PodEvent(EventType.WARNING, SPACE_SHORT, text))
                 raise ImageGCFailed(text)
 
-    async def delete_unused(self) -> int:
-        """Remove all unused images that are old enough. Return the number of bytes freed. Raise TryLater."""
-        async with self._lock:
-            now, unused = await self._detect_images()
-            return await self._free_space(inf, unused, now)
-
     async def _detect_images(self) -> tuple[float, list[TrackedImage]]:
         """List images and their users. Return the time and the unused images."""
         listed_at = self._clock.monotonic()
@@ -163,7 +155,7 @@ class ImageGCManager:
             return pod
         return await self._runtime.pod_record(PodUID(pod.uid))
 
-    async def _free_space(self, wanted_bytes: float, unused: Iterable[TrackedImage], now: float) -> int:
+    async def _free_space(self, wanted_bytes: int, unused: Iterable[TrackedImage], now: float) -> int:
         """Remove images, least recently used first, until enough is free. Return the bytes freed."""
         freed = 0
         errors: list[str] = []

@@ -96,27 +96,8 @@ class Metrics(Observer):
     def pod_running(self, seconds: float) -> None:
         self._measure(of.POD_STARTS, seconds)
 
-    def all_started(self, sli_seconds: float, total_seconds: float) -> None:
-        """All containers of a pod have started. `sli_seconds` excludes image pulls and init containers."""
-        self._measure(of.POD_START_SLI, sli_seconds)
-        self._measure(of.POD_START_TOTAL, total_seconds)
-
     def status_synced(self, seconds: float) -> None:
         self._measure(of.STATUS_SYNCS, seconds)
-
-    def queued(self, name: str, depth: int) -> None:
-        """An item was added to a queue, which now has `depth` items."""
-        self._count(of.QUEUE_ADDS, name)
-        self._set(of.QUEUE_DEPTH, name, to=depth)
-
-    def requeued(self, name: str) -> None:
-        """An item was added to a queue because it failed before."""
-        self._count(of.QUEUE_RETRIES, name)
-
-    def dequeued(self, name: str, depth: int, late_seconds: float) -> None:
-        """An item was taken from a queue, `late_seconds` after it was due."""
-        self._measure(of.QUEUE_WAITS, late_seconds, name)
-        self._set(of.QUEUE_DEPTH, name, to=depth)
 
     # Runtime and PLEG.
 

@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from podkeeper.engine.background import Spawn
 from podkeeper.engine.events import Record
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 MAY_RUN = (ContainerState.RUNNING, ContainerState.UNKNOWN)
 
-T = TypeVar("T")
 Spec = Container | EphemeralContainer
 
 

@@ -66,7 +66,6 @@ class FileJournal:
         self._batch: _Batch | None = None
         self._thread = thread or _Thread()
         self._closed = False
-        self.batches = 0  # number of writes that became durable
 
     @classmethod
     def open(
@@ -187,7 +186,6 @@ class FileJournal:
         self._batch = None
         if error is None:
             self._durable = batch.upto
-            self.batches += 1
         elif batch.records is None or self._pending is None:
             self._pending = None
         else:

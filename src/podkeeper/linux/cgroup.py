@@ -60,16 +60,6 @@ class Cgroup:
         return cls(int(data["version"]), tuple((str(key), str(path)) for key, path in data["directories"].items()))
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What the processes of a cgroup use. None means that the controller is missing."""
-
-    memory_bytes: int | None
-    working_set_bytes: int | None  # without inactive file pages
-    cpu_nanoseconds: int | None  # since the cgroup was created
-    processes: int | None
-
-
 # ---- finding ---------------------------------------------------------------------------------
 
 
@@ -182,21 +172,6 @@ def oom_kills(cgroup: Cgroup) -> int:
     """Return the number of OOM-killed processes of a cgroup."""
     name = "memory.events" if cgroup.version == 2 else "memory.oom_control"
     return _keyed(f"{cgroup.directory_of('memory')}/{name}", "oom_kill") or 0
-
-
-def usage(cgroup: Cgroup) -> Usage:
-    memory, cpu, pids = (cgroup.directory_of(controller) for controller in ("memory", "cpu", "pids"))
-    if cgroup.version == 2:
-        total = _number(f"{memory}/memory.current")
-        inactive = _keyed(f"{memory}/memory.stat", "inactive_file")
-        micro = _keyed(f"{cpu}/cpu.stat", "usage_usec")
-        nano = None if micro is None else micro * 1000
-    else:
-        total = _number(f"{memory}/memory.usage_in_bytes")
-        inactive = _keyed(f"{memory}/memory.stat", "total_inactive_file")
-        nano = _number(f"{cgroup.directory_of('cpuacct')}/cpuacct.usage")
-    working_set = None if total is None else max(total - (inactive or 0), 0)
-    return Usage(total, working_set, nano, _number(f"{pids}/pids.current"))
 
 
 def exists(cgroup: Cgroup) -> bool:
@@ -327,13 +302,6 @@ def _try_to_write(path: str, text: str) -> None:
 def _read(path: str) -> str:
     with open(path) as file:
         return file.read()
-
-
-def _number(path: str) -> int | None:
-    try:
-        return int(_read(path))
-    except (OSError, ValueError):
-        return None
 
 
 def _keyed(path: str, key: str) -> int | None:

@@ -54,7 +54,6 @@ _START: Final = (
 _PULL: Final = (1, 5, 10, 20, 30, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600)
 _OPERATION: Final = ("operation_type",)
 _STATIC: Final = ("static",)
-_QUEUE: Final = ("name",)
 
 # Pod workers, syncer, status.
 
@@ -70,18 +69,6 @@ POD_WORKER_START: Final = HistogramFamily(
 POD_STARTS: Final = HistogramFamily(
     "kubelet_pod_start_duration_seconds", "Time from first seeing a pod to seeing it run.", (), _START
 )
-POD_START_SLI: Final = HistogramFamily(
-    "kubelet_pod_start_sli_duration_seconds",
-    "Time from a pod's creation until all containers have started, without image pulls and init containers.",
-    (),
-    _START,
-)
-POD_START_TOTAL: Final = HistogramFamily(
-    "kubelet_pod_start_total_duration_seconds",
-    "Time from a pod's creation until all containers have started.",
-    (),
-    _START,
-)
 STATUS_SYNCS: Final = HistogramFamily(
     "kubelet_pod_status_sync_duration_seconds",
     "Time from the first unsent change of a pod's status until the API server has stored it.",
@@ -91,13 +78,6 @@ STATUS_SYNCS: Final = HistogramFamily(
 CONTAINERS_PER_POD: Final = HistogramFamily(
     "kubelet_containers_per_pod_count", "Number of containers of pods that a worker started.", (),
     _exponential(1, 2, 5),
-)  # fmt: skip
-QUEUE_DEPTH: Final = GaugeFamily("workqueue_depth", "Number of items in a queue.", _QUEUE)
-QUEUE_ADDS: Final = CounterFamily("workqueue_adds_total", "Items added to a queue.", _QUEUE)
-QUEUE_RETRIES: Final = CounterFamily("workqueue_retries_total", "Items added again after a failure.", _QUEUE)
-QUEUE_WAITS: Final = HistogramFamily(
-    "workqueue_queue_duration_seconds", "Time that an item stayed in a queue after it was due.", _QUEUE,
-    _exponential(1e-8, 10, 10),
 )  # fmt: skip
 
 # Runtime and PLEG.

@@ -2,7 +2,7 @@
 
 In: a pod, its published status and the time. Out: an `Eviction` or None, and the status of an evicted pod. The
 active deadline counts from the start time. Kubelet counterpart: pkg/kubelet/active_deadline.go and the statuses
-that pkg/kubelet/{eviction,preemption,nodeshutdown} write.
+that pkg/kubelet/{eviction,preemption} write.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,6 @@ EVICTED = "Evicted"
 PREEMPTING = "Preempting"
 """The reason of a pod that was preempted for a critical pod."""
 
-NODE_SHUTDOWN = "Terminated"
-"""The reason of a pod that was terminated by a node shutdown."""
-
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
@@ -35,7 +32,6 @@ class Eviction:
     reason: str
     message: str
     disruption: str = ""  # message of the DisruptionTarget condition; "" if the pod itself is the cause
-    keeps_succeeded: bool = False  # a pod that has succeeded meanwhile stays Succeeded
 
 
 PAST_DEADLINE = Eviction(DEADLINE_EXCEEDED, "Pod was active on the node longer than the specified deadline")
@@ -43,12 +39,6 @@ PREEMPTED = Eviction(
     PREEMPTING,
     "Preempted in order to admit critical pod",
     disruption="Pod was preempted by Kubelet to accommodate a critical pod.",
-)
-SHUT_DOWN = Eviction(
-    NODE_SHUTDOWN,
-    "Pod was terminated in response to imminent node shutdown.",
-    disruption="Pod was terminated in response to imminent node shutdown.",
-    keeps_succeeded=True,
 )
 
 
@@ -79,10 +69,9 @@ def deadline_eviction(pod: Pod, published: PodStatus | None, now: datetime) -> E
 
 
 def evicted_status(pod: Pod, status: PodStatus, eviction: Eviction, now: datetime) -> PodStatus:
-    succeeded = eviction.keeps_succeeded and status.phase == Phase.SUCCEEDED
     status = replace(
         status,
-        phase=Phase.SUCCEEDED if succeeded else Phase.FAILED,
+        phase=Phase.FAILED,
         reason=eviction.reason,
         message=eviction.message,
     )

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from podkeeper.model.k8s import core, meta
-from podkeeper.rules.admission.admit import Preempt, Rejection, admit
+from podkeeper.rules.admission.admit import Preempt, Rejection
 from podkeeper.rules.admission.preempt import is_critical_pod, may_preempt
 from podkeeper.rules.resources import held_requests, pod_requests
+from tests.rules.admission.decisions import decide
 
 Json = dict[str, Any]
 
@@ -150,7 +151,6 @@ RESOURCES = {
         short("hugepages-2Mi", 2**21, 0, 0),
     ),
     "an extended resource that the node does not have is ignored": (parsed("a", {"example.com/gpu": "1"}), [], None),
-    "the pod itself does not count": (parsed("a", {"cpu": "2"}), [parsed("a", {"cpu": "2"})], None),
     "an eleventh pod is one too many": (parsed("a"), [parsed(f"b{n}") for n in range(10)], short("pods", 1, 10, 10)),
     "the number of pods is reported before cpu": (
         parsed("a", {"cpu": "9"}),
@@ -162,18 +162,18 @@ RESOURCES = {
 
 @pytest.mark.parametrize("wanted, others, expected", RESOURCES.values(), ids=RESOURCES.keys())
 def test_resources(wanted: core.Pod, others: list[core.Pod], expected: Rejection | None) -> None:
-    assert admit(wanted, NODE, others) == expected
+    assert decide(wanted, NODE, others) == expected
 
 
 def test_an_extended_resource_of_the_node_is_counted() -> None:
     with_gpu = node({"example.com/gpu": "1"})
     gpu = {"example.com/gpu": "1"}
-    assert admit(parsed("a", gpu), with_gpu, []) is None
-    assert admit(parsed("a", gpu), with_gpu, [parsed("b", gpu)]) == short("example.com/gpu", 1, 1, 1)
+    assert decide(parsed("a", gpu), with_gpu, []) is None
+    assert decide(parsed("a", gpu), with_gpu, [parsed("b", gpu)]) == short("example.com/gpu", 1, 1, 1)
 
 
 def test_a_node_without_allocatable_accepts_no_pods() -> None:
-    assert admit(parsed("a"), core.Node(), []) == short("pods", 1, 0, 0)
+    assert decide(parsed("a"), core.Node(), []) == short("pods", 1, 0, 0)
 
 
 # ---- everything else -----------------------------------------------------------------------
@@ -218,13 +218,13 @@ MATCHES = {
 
 @pytest.mark.parametrize("wanted, fits", MATCHES.values(), ids=MATCHES.keys())
 def test_node_affinity(wanted: core.Pod, fits: bool) -> None:
-    assert admit(wanted, NODE, []) == (None if fits else Rejection("NodeAffinity", AFFINITY))
+    assert decide(wanted, NODE, []) == (None if fits else Rejection("NodeAffinity", AFFINITY))
 
 
 def test_a_pod_for_another_node() -> None:
     message = "Predicate NodeName failed: node(s) didn't match the requested node name"
-    assert admit(parsed("a", nodeName="node-2"), NODE, []) == Rejection("NodeName", message)
-    assert admit(parsed("a", nodeName="node-1"), NODE, []) is None
+    assert decide(parsed("a", nodeName="node-2"), NODE, []) == Rejection("NodeName", message)
+    assert decide(parsed("a", nodeName="node-1"), NODE, []) is None
 
 
 def on_port(name: str, *, sidecar: bool = False, **port: Any) -> core.Pod:
@@ -246,12 +246,12 @@ CLASHES = {
 
 @pytest.mark.parametrize("other, clash", CLASHES.values(), ids=CLASHES.keys())
 def test_host_ports(other: core.Pod, clash: bool) -> None:
-    assert admit(on_port("a"), NODE, [other]) == (PORTS if clash else None)
-    assert admit(other, NODE, [on_port("a")]) == (PORTS if clash else None)
+    assert decide(on_port("a"), NODE, [other]) == (PORTS if clash else None)
+    assert decide(other, NODE, [on_port("a")]) == (PORTS if clash else None)
 
 
 def test_two_addresses_share_a_port_number() -> None:
-    assert admit(on_port("a", hostIP="10.0.0.1"), NODE, [on_port("b", hostIP="10.0.0.2")]) is None
+    assert decide(on_port("a", hostIP="10.0.0.1"), NODE, [on_port("b", hostIP="10.0.0.2")]) is None
 
 
 TOLERATIONS = {
@@ -268,32 +268,32 @@ TOLERATIONS = {
 @pytest.mark.parametrize("tolerations, fits", TOLERATIONS.values(), ids=TOLERATIONS.keys())
 def test_taints_that_evict(tolerations: list[Json], fits: bool) -> None:
     tainted = node(taints=[{"key": "gone", "value": "yes", "effect": "NoExecute"}])
-    assert admit(parsed("a", tolerations=tolerations), tainted, []) == (None if fits else TAINTED)
-    assert admit(parsed("a", source="file", tolerations=tolerations), tainted, []) is None
+    assert decide(parsed("a", tolerations=tolerations), tainted, []) == (None if fits else TAINTED)
+    assert decide(parsed("a", source="file", tolerations=tolerations), tainted, []) is None
 
 
 def test_noschedule_taints_are_ignored() -> None:
-    assert admit(parsed("a"), node(taints=[{"key": "k", "effect": "NoSchedule"}]), []) is None
+    assert decide(parsed("a"), node(taints=[{"key": "k", "effect": "NoSchedule"}]), []) is None
 
 
 def test_an_unsupported_os_is_rejected() -> None:
-    windows = admit(parsed("a", os={"name": "windows"}), NODE, [])
+    windows = decide(parsed("a", os={"name": "windows"}), NODE, [])
     assert windows == Rejection("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
-    assert admit(parsed("a", os={"name": "linux"}), NODE, []) is None
+    assert decide(parsed("a", os={"name": "linux"}), NODE, []) is None
     labelled = msgspec.structs.replace(parsed("a"), metadata=meta.ObjectMeta(labels={"kubernetes.io/os": "windows"}))
-    answer = admit(labelled, NODE, [])
+    answer = decide(labelled, NODE, [])
     assert isinstance(answer, Rejection)
     assert answer.reason == "PodOSSelectorNodeLabelDoesNotMatch"
 
 
 def test_strict_supplemental_groups_need_runtime_support() -> None:
     strict = parsed("a", securityContext={"supplementalGroupsPolicy": "Strict"})
-    answer = admit(strict, NODE, [])
+    answer = decide(strict, NODE, [])
     message = "SupplementalGroupsPolicy=Strict is not supported in this node"
     assert answer == Rejection("SupplementalGroupsPolicyNotSupported", message)
     features = core.NodeFeatures(supplemental_groups_policy=True)
     able = msgspec.structs.replace(NODE, status=msgspec.structs.replace(NODE.status, features=features))
-    assert admit(strict, able, []) is None
+    assert decide(strict, able, []) is None
 
 
 # ---- critical pods -------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def critical(requests: Json) -> core.Pod:
 
 
 def victims(wanted: core.Pod, *others: core.Pod, on: core.Node = NODE) -> list[str | None]:
-    answer = admit(wanted, on, others)
+    answer = decide(wanted, on, others)
     assert isinstance(answer, Preempt)
     return [victim.metadata.name for victim in answer.victims]
 
@@ -334,7 +334,7 @@ def test_critical_pods_preempt_the_others_and_each_other_by_priority() -> None:
 
 
 def test_a_critical_pod_that_fits_preempts_no_pod() -> None:
-    assert admit(critical({"cpu": "1"}), NODE, [parsed("b", {"cpu": "1"})]) is None
+    assert decide(critical({"cpu": "1"}), NODE, [parsed("b", {"cpu": "1"})]) is None
 
 
 def test_best_effort_pods_are_preempted_first_for_a_pod_slot() -> None:
@@ -373,11 +373,11 @@ def test_of_two_pods_with_equal_requests_the_later_one_is_preempted() -> None:
 
 def test_no_pod_is_preempted_for_a_pod_that_fails_another_check() -> None:
     wanted = parsed("critical", {"cpu": "2"}, source="file", nodeSelector={"zone": "b"})
-    assert admit(wanted, NODE, [parsed("b", {"cpu": "2"})]) == Rejection("NodeAffinity", AFFINITY)
+    assert decide(wanted, NODE, [parsed("b", {"cpu": "2"})]) == Rejection("NodeAffinity", AFFINITY)
 
 
 def test_a_critical_pod_is_rejected_if_all_victims_are_not_enough() -> None:
-    answer = admit(
+    answer = decide(
         critical({"cpu": "3"}), NODE, [parsed("b", {"cpu": "500m"}), parsed("s", {"cpu": "1"}, source="file")]
     )
     assert answer == Rejection(
@@ -393,9 +393,9 @@ def test_the_pod_fits_after_killing_the_victims() -> None:
     others += [guaranteed(f"g{n}", "100m") for n in range(6)]
     for tenths in range(1, 21):
         wanted = critical({"cpu": f"{tenths * 100}m"})
-        answer = admit(wanted, NODE, others)
+        answer = decide(wanted, NODE, others)
         gone = answer.victims if isinstance(answer, Preempt) else ()
         left = [other for other in others if other not in gone]
-        assert admit(wanted, NODE, left) is None
+        assert decide(wanted, NODE, left) is None
         burstable = [victim for victim in gone if (victim.metadata.name or "").startswith("b")]
         assert len(burstable) in (len(gone), len(sizes)), "a guaranteed pod died before all burstable ones"

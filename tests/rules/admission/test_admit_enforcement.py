@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from podkeeper.model.k8s.core import Node, Pod
-from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection, admit_beside
+from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection, admit
 from podkeeper.rules.admission.usage import NodeUsage, usage_of
 
 Json = dict[str, Any]
@@ -45,7 +45,7 @@ def judged(new: Pod, enforcement: Enforcement | None, *others: Pod) -> Rejection
     usage = NodeUsage()
     for other in others:
         usage.add(usage_of(other))
-    return admit_beside(new, NODE, usage, lambda: others, enforcement)
+    return admit(new, NODE, usage, lambda: others, enforcement)
 
 
 CASES: dict[str, tuple[Pod, Enforcement | None, str | None]] = {

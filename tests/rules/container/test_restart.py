@@ -23,7 +23,6 @@ from podkeeper.rules.container.restart import (
     all_containers_are_removed,
     all_containers_should_restart,
     container_should_restart,
-    could_restart,
     could_restart_all,
     is_sidecar,
     matching_rule,
@@ -121,15 +120,6 @@ def test_without_an_exit_code_only_policies_apply() -> None:
         effective = own if own is not None else of_pod
         assert restarts_on_failure(ruled(own, always_restart), spec) is (effective != "Never")
         assert runs_until_success(ruled(own, always_restart), spec) is (effective == "OnFailure")
-
-
-@pytest.mark.parametrize("own, of_pod, code", list(product(POLICIES, POLICIES, [0, 1])))
-def test_could_restart_is_true_if_any_exit_restarts(own: str | None, of_pod: str | None, code: int) -> None:
-    spec, every = PodSpec(restart_policy=of_pod), rule("Restart", "NotIn")
-    for each in (ruled(own), ruled(own, every)):
-        assert could_restart(each, spec) >= restarts_after_exit(each, spec, code)
-    assert could_restart(ruled("Never"), spec) is False
-    assert could_restart(ruled("Never", every), spec) is True
 
 
 def test_only_an_init_container_that_always_restarts_is_a_sidecar() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from podkeeper.model.k8s import core
-from podkeeper.rules.defaults.pod import default_config_map, default_pod, default_secret, default_service
+from podkeeper.rules.defaults.pod import default_pod
 from podkeeper.rules.images.reference import ImageReference, parse_image, pull_policy_for
 from tests.rules.random_pods import random_pod
 
@@ -314,25 +314,3 @@ def test_defaulting_does_not_change_its_input() -> None:
     before = msgspec.json.encode(pod)
     default_pod(pod)
     assert msgspec.json.encode(pod) == before
-
-
-def test_other_objects() -> None:
-    assert default_config_map(core.ConfigMap()).data == {}
-    secret = default_secret(core.Secret(data={"a": "eA=="}, string_data={"b": "hi"}))
-    assert (secret.type, secret.data, secret.string_data) == ("Opaque", {"a": "eA==", "b": "aGk="}, None)
-    port = core.ServicePort(port=80)
-    service = default_service(core.Service(spec=core.ServiceSpec(type="LoadBalancer", ports=(port,)))).spec
-    assert service.ports == (core.ServicePort(port=80, protocol="TCP", target_port=80),)
-    assert (service.session_affinity, service.session_affinity_config) == ("None", None)
-    assert (service.internal_traffic_policy, service.external_traffic_policy) == ("Cluster", "Cluster")
-    assert service.allocate_load_balancer_node_ports is True
-
-
-def test_services_default_only_what_their_type_has() -> None:
-    inner = default_service(core.Service(spec=core.ServiceSpec(session_affinity="ClientIP"))).spec
-    assert (inner.type, inner.external_traffic_policy) == ("ClusterIP", None)
-    assert inner.session_affinity_config == core.SessionAffinityConfig(
-        client_ip=core.ClientIPConfig(timeout_seconds=10800)
-    )
-    outer = default_service(core.Service(spec=core.ServiceSpec(type="ExternalName"))).spec
-    assert (outer.internal_traffic_policy, outer.allocate_load_balancer_node_ports) == (None, None)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageFsUsage, ImageRecord, PodRecord
 from podkeeper.rules.images.gc import (
-    DEFAULT_GC_POLICY,
     GcPolicy,
     TrackedImage,
     bytes_to_free,
@@ -117,12 +116,12 @@ AGES = {
 def test_an_image_is_too_old(last_used: float | None, began: float, now: float, expected: bool) -> None:
     policy = GcPolicy(max_age_seconds=30)
     assert is_too_old(known("a", 0, last_used), policy, began, now) is expected
-    assert not is_too_old(known("a", 0, last_used), DEFAULT_GC_POLICY, began, now)
+    assert not is_too_old(known("a", 0, last_used), GcPolicy(), began, now)
 
 
 def test_a_young_image_is_not_removed_for_space() -> None:
-    assert not is_old_enough(known("a", 1), DEFAULT_GC_POLICY, 120.9)
-    assert is_old_enough(known("a", 1), DEFAULT_GC_POLICY, 121)
+    assert not is_old_enough(known("a", 1), GcPolicy(), 120.9)
+    assert is_old_enough(known("a", 1), GcPolicy(), 121)
 
 
 # How much must go.
@@ -141,13 +140,13 @@ SPACES = {
 def test_from_the_high_threshold_on_space_is_freed_down_to_the_low_one(
     available: int, percent: int, wanted: int
 ) -> None:
-    assert (percent_used(disk(available)), bytes_to_free(disk(available), DEFAULT_GC_POLICY)) == (percent, wanted)
+    assert (percent_used(disk(available)), bytes_to_free(disk(available), GcPolicy())) == (percent, wanted)
 
 
 def test_a_policy_of_a_hundred_percent_and_no_age_is_idle() -> None:
     assert GcPolicy(high_percent=100).is_idle
     assert not GcPolicy(high_percent=100, max_age_seconds=1).is_idle
-    assert not DEFAULT_GC_POLICY.is_idle
+    assert not GcPolicy().is_idle
 
 
 SIZES = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 5 * GIB: "5.0 GiB", 2048 * GIB: "2.0 TiB"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import Message
 
-from podkeeper.engine.image_gc import ImageGCManager
+from podkeeper.engine.image_gc import ImageGCFailed, ImageGCManager
 from podkeeper.host.clock import SystemClock
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.messages import PodEvent
@@ -85,7 +85,7 @@ def test_image_gc_removes_unused_images_of_a_real_runtime(cri_node: CriNode) -> 
             await cri_pod.create(await cri_pod.sandbox(), "true")
             await runtime.pull_image(unused)
             others = [tag for image in before.values() if image is not used for tag in image.tags]
-            care = ImageGCManager(
+            gc = ImageGCManager(
                 runtime=runtime,
                 clock=SystemClock(),
                 policy=GcPolicy(high_percent=1, low_percent=0, min_age_seconds=0),
@@ -98,9 +98,11 @@ def test_image_gc_removes_unused_images_of_a_real_runtime(cri_node: CriNode) -> 
             assert 0 < usage.available_bytes < usage.capacity_bytes
             await asyncio.sleep(0.01)
             assert await runtime.image(unused) is not None
-            assert await care.delete_unused() > 0
+            # More than all images must be freed, so the collection removes every unused image and then fails.
+            with pytest.raises(ImageGCFailed, match=r"freed [1-9]\d* bytes"):
+                await gc.collect()
             assert await runtime.image(unused) is None
             assert {image.id for image in await runtime.list_images()} == before.keys()
 
     cri_node.run(scenario())
-    assert events == []
+    assert [event.reason for event in events] == ["FreeDiskSpaceFailed"]

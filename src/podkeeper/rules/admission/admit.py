@@ -24,7 +24,7 @@ from podkeeper.rules.admission.apparmor import apparmor_error
 from podkeeper.rules.admission.node_match import is_untolerated, matches_node
 from podkeeper.rules.admission.preempt import Shortage, cannot_reclaim_message, is_critical_pod, victims_for
 from podkeeper.rules.admission.sysctls import sysctl_error
-from podkeeper.rules.admission.usage import FIRST_RESOURCES, NodeUsage, host_ports, in_scheduler_units, usage_of
+from podkeeper.rules.admission.usage import FIRST_RESOURCES, NodeUsage, host_ports, in_scheduler_units
 from podkeeper.rules.static.mirror import is_static_pod
 
 NODE_OS: Final = "linux"
@@ -56,28 +56,19 @@ class Preempt:
     resource: str = ""  # the first resource that is short
 
 
-def admit(pod: core.Pod, node: core.Node, others: Iterable[core.Pod]) -> Rejection | Preempt | None:
-    """Decide whether a pod may run. `others` are the active pods already admitted."""
-    neighbours = tuple(other for other in others if not _is_same_pod(other, pod))
-    usage = NodeUsage()
-    for other in neighbours:
-        usage.add(usage_of(other))
-    return admit_beside(pod, node, usage, lambda: neighbours)
-
-
-def admit_beside(
+def admit(
     pod: core.Pod,
     node: core.Node,
     usage: NodeUsage,
-    neighbours: Callable[[], Iterable[core.Pod]],
+    other_pods: Callable[[], Iterable[core.Pod]],
     enforcement: Enforcement | None = None,
 ) -> Rejection | Preempt | None:
-    """Decide whether a pod may run beside the given usage. Calls `neighbours` only to choose pods to preempt."""
+    """Decide whether a pod may run beside the given usage. Calls `other_pods` only to choose pods to preempt."""
     if enforcement is None:
-        return _predicates(pod, node, usage, neighbours)
+        return _predicates(pod, node, usage, other_pods)
     if error := sysctl_error(pod, enforcement.unsafe_sysctls):
         return Rejection("SysctlForbidden", error)
-    decision = _predicates(pod, node, usage, neighbours)
+    decision = _predicates(pod, node, usage, other_pods)
     if isinstance(decision, Rejection) or pod.status.phase != "Pending":
         return decision  # a pod that already runs has its profile
     error = apparmor_error(pod, enabled=enforcement.apparmor)
@@ -85,7 +76,7 @@ def admit_beside(
 
 
 def _predicates(
-    pod: core.Pod, node: core.Node, usage: NodeUsage, neighbours: Callable[[], Iterable[core.Pod]]
+    pod: core.Pod, node: core.Node, usage: NodeUsage, other_pods: Callable[[], Iterable[core.Pod]]
 ) -> Rejection | Preempt | None:
     unsupported = _unsupported(pod, node)
     if unsupported is not None:
@@ -98,7 +89,7 @@ def _predicates(
         return _out_of(shortages[0]) if shortages else mismatches[0]
     if mismatches:
         return mismatches[0]
-    others = tuple(neighbours())
+    others = tuple(other_pods())
     victims = victims_for(pod, others, shortages)
     if victims is None:
         return Rejection(
@@ -107,10 +98,6 @@ def _predicates(
             f"preemption: error finding a set of pods to preempt: {cannot_reclaim_message(pod, others, shortages)}",
         )
     return Preempt(victims, shortages[0].resource)
-
-
-def _is_same_pod(other: core.Pod, pod: core.Pod) -> bool:
-    return other is pod or (pod.metadata.uid is not None and other.metadata.uid == pod.metadata.uid)
 
 
 def _unsupported(pod: core.Pod, node: core.Node) -> Rejection | None:

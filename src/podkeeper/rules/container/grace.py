@@ -36,11 +36,6 @@ class GraceBudget:
     seconds: int
 
     @property
-    def exhausted(self) -> bool:
-        """Whether no time is left for a hook or for waiting until other containers have exited."""
-        return self.seconds <= 0
-
-    @property
     def stop_seconds(self) -> int:
         """The time between SIGTERM and SIGKILL."""
         return max(self.seconds, MIN_STOP_SECONDS)

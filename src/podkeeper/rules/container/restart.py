@@ -88,15 +88,6 @@ def runs_until_success(container: Container, spec: PodSpec) -> bool:
     return policy == RestartPolicy.ON_FAILURE
 
 
-def could_restart(container: Container, spec: PodSpec) -> bool:
-    """Return whether any exit could restart the container."""
-    if container.restart_policy is None:
-        return spec.restart_policy != RestartPolicy.NEVER
-    return container.restart_policy != RestartPolicy.NEVER or any(
-        rule.action == RuleAction.RESTART for rule in container.restart_policy_rules or ()
-    )
-
-
 def container_should_restart(container: Container, pod: Pod, newest: ContainerRecord | None) -> bool:
     """Return whether to start a container now. `newest` is the runtime's latest record with its name.
 

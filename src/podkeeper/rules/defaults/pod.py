@@ -1,6 +1,6 @@
-"""Defaults of the API server for pods, ConfigMaps, Secrets and Services.
+"""Defaults of the API server for pods.
 
-The input is a decoded object. The output is the same object with every default that the API server would store:
+The input is a decoded pod. The output is the same pod with every default that the API server would store:
 policies, grace period, probe timings, pull policies, file modes, and requests taken from limits. Quantities are in
 canonical form. An invalid one stays as it is, for validation to report. Setting the defaults twice changes nothing.
 
@@ -10,7 +10,6 @@ Kubelet counterparts: pkg/apis/core/v1/defaults.go, its generated caller, and th
 grace period, the old name of the service account, the plain text of a Secret).
 """
 
-from base64 import b64encode
 from collections.abc import Mapping
 from typing import Final
 
@@ -24,7 +23,6 @@ from podkeeper.rules import resources
 from podkeeper.rules.defaults.parts import default_container, default_volume, each, if_given
 
 GRACE_SECONDS: Final = 30
-AFFINITY_SECONDS: Final = 3 * 60 * 60
 
 
 def default_pod(pod: core.Pod) -> core.Pod:
@@ -51,58 +49,6 @@ def default_pod(pod: core.Pod) -> core.Pod:
         service_account=account,
     )
     return msgspec.structs.replace(pod, spec=spec)
-
-
-def default_config_map(config_map: core.ConfigMap) -> core.ConfigMap:
-    """Set the defaults of a ConfigMap: its data is never absent."""
-    return config_map if config_map.data is not None else msgspec.structs.replace(config_map, data={})
-
-
-def default_secret(secret: core.Secret) -> core.Secret:
-    """Set the defaults of a Secret: a type, and `stringData` moved into `data`."""
-    plain = {key: b64encode(text.encode()).decode() for key, text in (secret.string_data or {}).items()}
-    data = {**(secret.data or {}), **plain} if plain else secret.data
-    return msgspec.structs.replace(secret, type=secret.type or "Opaque", data=data, string_data=None)
-
-
-def default_service(service: core.Service) -> core.Service:
-    """Set the defaults of a Service, except the addresses that a cluster assigns."""
-    spec = service.spec
-    kind = spec.type or "ClusterIP"
-    outside = kind in ("LoadBalancer", "NodePort") or (kind == "ClusterIP" and bool(spec.external_ips))
-    spec = msgspec.structs.replace(
-        spec,
-        type=kind,
-        session_affinity=spec.session_affinity or "None",
-        session_affinity_config=_default_affinity(spec),
-        ports=each(_default_service_port, spec.ports),
-        external_traffic_policy=spec.external_traffic_policy or ("Cluster" if outside else None),
-        internal_traffic_policy=(
-            "Cluster"
-            if spec.internal_traffic_policy is None and kind in ("ClusterIP", "NodePort", "LoadBalancer")
-            else spec.internal_traffic_policy
-        ),
-        allocate_load_balancer_node_ports=(
-            True
-            if spec.allocate_load_balancer_node_ports is None and kind == "LoadBalancer"
-            else spec.allocate_load_balancer_node_ports
-        ),
-    )
-    return msgspec.structs.replace(service, spec=spec)
-
-
-def _default_affinity(spec: core.ServiceSpec) -> core.SessionAffinityConfig | None:
-    if (spec.session_affinity or "None") == "None":
-        return None
-    config = spec.session_affinity_config
-    given = config is not None and config.client_ip is not None and config.client_ip.timeout_seconds is not None
-    if spec.session_affinity != "ClientIP" or given:
-        return config
-    return core.SessionAffinityConfig(client_ip=core.ClientIPConfig(timeout_seconds=AFFINITY_SECONDS))
-
-
-def _default_service_port(port: core.ServicePort) -> core.ServicePort:
-    return msgspec.structs.replace(port, protocol=port.protocol or "TCP", target_port=port.target_port or port.port)
 
 
 # ---- values derived from the pod itself ----------------------------------------------------------

@@ -14,7 +14,6 @@ Kubelet counterpart: pkg/kubelet/images/image_gc_manager.go.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from podkeeper.model.runtime import ImageFsUsage, ImageRecord, PodRecord
 from podkeeper.rules.images.reference import repository_of
@@ -33,9 +32,6 @@ class GcPolicy:
     def is_idle(self) -> bool:
         """Whether the policy never removes an image."""
         return self.high_percent >= 100 and self.max_age_seconds <= 0
-
-
-DEFAULT_GC_POLICY: Final = GcPolicy()
 
 
 @dataclass(frozen=True, slots=True)

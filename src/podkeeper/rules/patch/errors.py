@@ -37,4 +37,3 @@ class OperationError(PatchError):
         super().__init__(f"cannot {operation} {pointer or 'the whole document'!r}: {reason}", f"[{index}]")
         self.index = index
         self.operation = operation
-        self.pointer = pointer

@@ -80,22 +80,17 @@ class CriRuntime:
         self._started = started
         self._created: OrderedDict[str, ContainerConfig] = OrderedDict()  # created and not started; for `started`
         self._receiving: asyncio.Task[None] | None = None
-        self._version = cri.VersionResponse(runtime_name="cri")
+        self._name = "cri"
 
     @property
     def name(self) -> str:
         """Prefix of container IDs in the API: `containerd`, `cri-o`."""
-        return self._version.runtime_name
-
-    @property
-    def version(self) -> str:
-        """Version of the runtime."""
-        return self._version.runtime_version
+        return self._name
 
     async def open(self) -> None:
         """Check the runtime and start to receive events. Raises RuntimeUnavailable (retry) and BadInput."""
-        self._version = await runtime_version(self._calls, self._where)
-        self._removal.learn(self._version.runtime_name)
+        self._name = (await runtime_version(self._calls, self._where)).runtime_name
+        self._removal.learn(self._name)
         self._creation.node = with_runtime_status(self._creation.node, await self._calls.status())
         self._receiving = asyncio.get_running_loop().create_task(self._feed.run())
 
