@@ -21,7 +21,7 @@ import msgspec
 from podkeeper.engine.storage import PodStorage
 from podkeeper.model.k8s.core import Pod, PodList
 from podkeeper.model.messages import Op, PodUpdate
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.container.hash import container_hash
 from podkeeper.rules.plan import compute_pod_actions
 
@@ -128,7 +128,7 @@ def plan_figures() -> dict[str, float]:
         sandboxes=(SandboxRecord(id="s", ready=True, ip="10.0.0.1"),),
         containers=tuple(
             ContainerRecord(
-                id=container.name, name=container.name, state=ContainerState.RUNNING,
+                id=container.name, name=container.name, state=RecordState.RUNNING,
                 spec_hash=container_hash(container), created_at=NOW, started_at=NOW,
             )
             for container in pod.spec.containers

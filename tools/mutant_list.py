@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "last-attempt-collected-before-it-starts",
         "rules/container_gc.py",
-        "if found.state is ContainerState.CREATED and _may_start_next(record, found):",
+        "if found.state is RecordState.CREATED and _may_start_next(record, found):",
         "if False:",
         ("tests/rules/test_container_gc.py", "tests/sim/test_found.py"),
     ),
@@ -354,7 +354,7 @@ MUTANTS = (
     Mutant(
         "late-start-is-killed",
         "engine/starter.py",
-        "        if any(now.get(each, ContainerState.CREATED) is not ContainerState.CREATED for each in created):",
+        "        if any(now.get(each, RecordState.CREATED) is not RecordState.CREATED for each in created):",
         "        if False:",
         ("tests/sim/test_found_stale_inspection.py",),
     ),
@@ -468,7 +468,7 @@ MUTANTS = (
     Mutant(
         "running-container-counts-as-stopped",
         "engine/syncer.py",
-        "if running := sorted(each.name for each in stopped.containers if each.state is ContainerState.RUNNING):",
+        "if running := sorted(each.name for each in stopped.containers if each.state is RecordState.RUNNING):",
         "if running := []:",
         ("tests/engine/test_syncer_steps.py",),
     ),
@@ -629,7 +629,7 @@ MUTANTS = (
     Mutant(
         "failed-attempt-hides-an-exit",
         "rules/status/containers.py",
-        "    before = next((record for record in records[1:] if record.state is not RuntimeState.CREATED), None)",
+        "    before = next((record for record in records[1:] if record.state is not RecordState.CREATED), None)",
         "    before = next(iter(records[1:]), None)",
         ("tests/rules/status/test_containers.py",),
     ),

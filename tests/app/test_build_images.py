@@ -9,7 +9,7 @@ from functools import partial
 from podkeeper.app.build import Ports, Settings
 from podkeeper.model.k8s.core import Event, Secret
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.rules.images.gc import GcPolicy
 from podkeeper.runtimes.fake import Behaviour, Operation
 from podkeeper.testing import build
@@ -32,7 +32,7 @@ class NodeWithGC(NodeHarness):
     def dead(self, name: str) -> list[int]:
         """Return the attempt numbers of a pod's exited containers."""
         record = self.agent.engine.cache.get(self.uid(name))
-        return [found.restart_count for found in record.containers if found.state is ContainerState.EXITED]
+        return [found.restart_count for found in record.containers if found.state is RecordState.EXITED]
 
     async def events(self, about: str) -> list[tuple[str, str, str]]:
         """Kind, reason and message of the events about an object."""

@@ -9,7 +9,7 @@ import pytest
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, CommandExited
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
 from podkeeper.model.wire import JSONObject
 from podkeeper.runtimes.fake import FakeRuntime
@@ -31,7 +31,7 @@ class StopsWithoutWaiting(FakeRuntime):
 class ForgetsExitCodes(FakeRuntime):
     async def pod_record(self, uid: PodUID) -> PodRecord:
         record = await super().pod_record(uid)
-        alive = tuple(it for it in record.containers if it.state is not ContainerState.EXITED)
+        alive = tuple(it for it in record.containers if it.state is not RecordState.EXITED)
         return PodRecord(uid=record.uid, sandboxes=record.sandboxes, containers=alive)
 
 

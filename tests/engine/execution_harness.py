@@ -20,7 +20,7 @@ from podkeeper.model.k8s.core import (
     SleepAction,
 )
 from podkeeper.model.messages import PodEvent, PodUID
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.ports.api import ObjectReader
 from podkeeper.rules.backoff.table import BackoffTable
 from podkeeper.rules.dns import PodDns
@@ -161,7 +161,7 @@ class ExecutionHarness:
         self.ended = {
             found.name: (round(found.finished_at.timestamp() - began, 3), found.exit_code)
             for found in record.containers
-            if found.state is ContainerState.EXITED and found.finished_at is not None
+            if found.state is RecordState.EXITED and found.finished_at is not None
         }
 
 

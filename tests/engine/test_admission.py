@@ -27,8 +27,8 @@ from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_
 from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection
 from podkeeper.testing.build import container
 from tests.doubles import stand_in
-from tests.rules.admission.decisions import decide
 from tests.engine.loop_harness import LoopHarness, pod, run_scenario, uids
+from tests.rules.admission.decisions import decide
 
 NODE = Node(metadata=ObjectMeta(name="node"), status=NodeStatus(allocatable={"cpu": "2", "memory": "4Gi", "pods": "5"}))
 

@@ -9,7 +9,7 @@ from podkeeper.engine.checkpoints import Checkpoints
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.backoff.table import DEFAULT_CURVE, BackoffTable, Curve
 from podkeeper.testing.fakes import FakeJournal
 from podkeeper.testing.virtual_time import VirtualClock, simulate
@@ -47,9 +47,7 @@ class Node:
 
     def container_exits(self) -> None:
         self.exits += 1
-        ended = ContainerRecord(
-            id=f"c{self.exits}", name="app", state=ContainerState.EXITED, finished_at=self.clock.now()
-        )
+        ended = ContainerRecord(id=f"c{self.exits}", name="app", state=RecordState.EXITED, finished_at=self.clock.now())
         self.record = PodRecord(uid=UID, containers=(ended,))
 
     def wait_seconds(self) -> float:

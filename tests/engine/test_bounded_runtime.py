@@ -12,7 +12,7 @@ from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavaila
 from podkeeper.model.k8s.core import Container
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, CommandExited
-from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageFsUsage, ImageRecord, PodRecord
+from podkeeper.model.runtime import ContainerRecord, ImageFsUsage, ImageRecord, PodRecord, RecordState
 from podkeeper.model.runtime_calls import (
     ContainerConfig,
     RuntimeEvent,
@@ -489,7 +489,7 @@ def test_a_slot_granted_together_with_a_cancellation_goes_to_the_next_caller() -
 def test_a_slow_call_is_listed_with_the_name_of_its_pod() -> None:
     async def scenario(harness: Harness) -> None:
         runtime, bounded = harness.runtime, harness.bounded
-        found = ContainerRecord(id="found-1", name="app", state=ContainerState.RUNNING)
+        found = ContainerRecord(id="found-1", name="app", state=RecordState.RUNNING)
         runtime.records["u"] = PodRecord(uid="u", name="found", namespace="other", containers=(found,))
         box = await bounded.run_sandbox(sandbox("web"))
         app = await bounded.create_container(box, container_config("web"))

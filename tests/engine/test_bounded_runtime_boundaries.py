@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from podkeeper.engine.bounded_runtime import BoundedRuntime, CallLimits, SlowCall
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.engine.test_bounded_runtime import (
     CALLS,
@@ -217,7 +217,7 @@ FOUND = PodRecord(
     name="found",
     namespace="other",
     sandboxes=(SandboxRecord(id="box-1", ready=False), SandboxRecord(id="box-2", ready=True)),
-    containers=tuple(ContainerRecord(id=f"c{n}", name="app", state=ContainerState.RUNNING) for n in (1, 2)),
+    containers=tuple(ContainerRecord(id=f"c{n}", name="app", state=RecordState.RUNNING) for n in (1, 2)),
 )
 
 
@@ -290,7 +290,7 @@ def test_above_the_limit_the_oldest_names_are_forgotten() -> None:
     kept = 32_768
 
     async def scenario(harness: Harness) -> None:
-        running = ContainerState.RUNNING
+        running = RecordState.RUNNING
         many = tuple(ContainerRecord(id=str(number), name="app", state=running) for number in range(kept))
         harness.runtime.records["u"] = PodRecord(uid="u", name="many", namespace="ns", containers=many[1:])
         await harness.bounded.pod_record(PodUID("u"))

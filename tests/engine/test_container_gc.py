@@ -6,7 +6,7 @@ from contextlib import suppress
 from podkeeper.engine.container_gc import ContainerGC
 from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.messages import PodEvent
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.container_gc import garbage_of
 from podkeeper.testing.virtual_time import simulate
 
@@ -25,7 +25,7 @@ class Listing:
 
 
 def dead(uid: str, count: int) -> PodRecord:
-    exited = ContainerState.EXITED
+    exited = RecordState.EXITED
     made = tuple(ContainerRecord(id=f"{uid}-{number}", name="c", state=exited) for number in range(count))
     return PodRecord(uid=uid, containers=made)
 
@@ -54,7 +54,7 @@ def test_garbage_of_pods_is_collected_every_minute() -> None:
 
 def test_the_last_attempt_counts_as_the_last_exit_even_if_the_clock_was_set_back() -> None:
     earlier, later = (
-        ContainerRecord(id=name, name="c", state=ContainerState.EXITED, restart_count=count)
+        ContainerRecord(id=name, name="c", state=RecordState.EXITED, restart_count=count)
         for name, count in (("earlier", 1), ("later", 2))
     )
     collected: list[PodRecord] = []

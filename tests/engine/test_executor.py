@@ -15,7 +15,7 @@ from podkeeper.model.k8s.core import (
     VolumeMount,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, Mount, SandboxConfig
 from podkeeper.rules.container.hash import container_hash
 from podkeeper.rules.plan import ContainerToReset, PodActions
@@ -278,7 +278,7 @@ def test_all_dead_containers_of_a_deleted_pod_are_removed() -> None:
             harness.fake.end_container(UID, "web", 1)
             await harness.executor.collect_dead_containers(await harness.inspect(), everything=True)
             record = await harness.inspect()
-            assert [(found.name, found.state) for found in record.containers] == [("log", ContainerState.RUNNING)]
+            assert [(found.name, found.state) for found in record.containers] == [("log", RecordState.RUNNING)]
             await harness.kill(spec)
             await harness.executor.collect_dead_containers(await harness.inspect(), everything=True)
             record = await harness.inspect()

@@ -12,7 +12,7 @@ from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.model.runtime_calls import Dns, SandboxConfig
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.dns import PodDns
@@ -40,7 +40,7 @@ REFUSED = NotStarted(StartFailure("RunContainerError", "no"))
 NO_ANSWER = RuntimeUnavailable("no answer")
 
 
-def found(name: str, state: ContainerState = ContainerState.EXITED, number: int = 1) -> ContainerRecord:
+def found(name: str, state: RecordState = RecordState.EXITED, number: int = 1) -> ContainerRecord:
     return ContainerRecord(id=f"{name}-{number}", name=name, state=state)
 
 
@@ -539,14 +539,14 @@ def test_start_failures_last_until_a_start_succeeds() -> None:
     with_harness(scenario)
 
 
-@pytest.mark.parametrize("state", ContainerState)
-def test_only_a_container_that_runs_clears_its_start_failure(state: ContainerState) -> None:
+@pytest.mark.parametrize("state", RecordState)
+def test_only_a_container_that_runs_clears_its_start_failure(state: RecordState) -> None:
     async def scenario(harness: Harness) -> None:
         await fail(harness, app=IMAGE, proxy=IMAGE)
         harness.executor.clear_failures(replace(IN_SANDBOX, containers=(found("app", state), found("other", state))))
-        left = {"proxy"} if state is ContainerState.RUNNING else {"app", "proxy"}
+        left = {"proxy"} if state is RecordState.RUNNING else {"app", "proxy"}
         assert set(harness.executor.failures_of(UID)) == left
-        harness.executor.clear_failures(PodRecord(uid="unknown", containers=(found("proxy", ContainerState.RUNNING),)))
+        harness.executor.clear_failures(PodRecord(uid="unknown", containers=(found("proxy", RecordState.RUNNING),)))
         assert set(harness.executor.failures_of(UID)) == left
 
     with_harness(scenario)

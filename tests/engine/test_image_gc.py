@@ -12,7 +12,7 @@ from podkeeper.engine.image_pull_manager import ImagePullManager
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import RuntimeRefused, TryLater
 from podkeeper.model.messages import PodEvent, PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.images.gc import GcPolicy
 from podkeeper.runtimes.fake import FakeRuntime, Operation
 from podkeeper.testing.port_calls import PortCalls
@@ -34,11 +34,11 @@ class UsageRuntime(FakeRuntime):
         self.unlisted: set[str] = set()  # used, too, but a list of pods does not show it
 
     def _pod(self, image: str) -> PodRecord:
-        made = ContainerRecord(id="c", name="c", state=ContainerState.EXITED, image=image)
+        made = ContainerRecord(id="c", name="c", state=RecordState.EXITED, image=image)
         return PodRecord(uid=f"pod-{image}", containers=(made,))
 
     async def list_pods(self) -> list[PodRecord]:
-        bare = ContainerRecord(id="c", name="c", state=ContainerState.RUNNING)
+        bare = ContainerRecord(id="c", name="c", state=RecordState.RUNNING)
         unlisted = [PodRecord(uid=f"pod-{image}", containers=(bare,)) for image in self.unlisted]
         return [*map(self._pod, self.used), *unlisted]
 

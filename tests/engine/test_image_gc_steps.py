@@ -13,7 +13,7 @@ from podkeeper.engine.image_pull_manager import ImagePullManager
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import RuntimeUnavailable, TryLater
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageFsUsage, ImageRecord, PodRecord
+from podkeeper.model.runtime import ContainerRecord, ImageFsUsage, ImageRecord, PodRecord, RecordState
 from podkeeper.rules.images.gc import GcPolicy
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in
@@ -24,7 +24,7 @@ POLICY = GcPolicy(high_percent=85, low_percent=80, min_age_seconds=120, max_age_
 def using(uid: str, *images: str) -> PodRecord:
     """Return a pod with a container for each image. An empty name stands for an image that a list does not show."""
     containers = (
-        ContainerRecord(id=f"{uid}-{number}", name="c", state=ContainerState.RUNNING, image=image)
+        ContainerRecord(id=f"{uid}-{number}", name="c", state=RecordState.RUNNING, image=image)
         for number, image in enumerate(images)
     )
     return PodRecord(uid=uid, containers=tuple(containers))
@@ -182,7 +182,7 @@ def test_an_image_in_use_stays_even_if_the_list_does_not_name_it() -> None:
 
 def test_a_container_can_name_its_image_by_id() -> None:
     async def scenario(harness: Harness) -> None:
-        made = ContainerRecord(id="c", name="c", state=ContainerState.RUNNING, image_id="a")
+        made = ContainerRecord(id="c", name="c", state=RecordState.RUNNING, image_id="a")
         harness.pods = [PodRecord(uid="p", containers=(made,))]
         await harness.aged()
         harness.usage = too_full_by(300)

@@ -12,10 +12,10 @@ from podkeeper.engine.log_manager import ContainerLogManager
 from podkeeper.host.clock import SystemClock
 from podkeeper.host.log_files import HostLogFiles
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.logs.rotation import RotationPolicy, parts_of
 
-RUNNING, EXITED = ContainerState.RUNNING, ContainerState.EXITED
+RUNNING, EXITED = RecordState.RUNNING, RecordState.EXITED
 SMALL = RotationPolicy(max_bytes=100, max_files=3, interval_seconds=0.01)
 
 
@@ -77,7 +77,7 @@ class Writers:
         self._open[container_id] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
 
     @staticmethod
-    def _with(record: ContainerRecord, state: ContainerState) -> ContainerRecord:
+    def _with(record: ContainerRecord, state: RecordState) -> ContainerRecord:
         return ContainerRecord(id=record.id, name=record.name, state=state, restart_count=record.restart_count)
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from podkeeper.engine.log_manager import ContainerLogManager
 from podkeeper.model.errors import TryLater
 from podkeeper.model.log_tree import ContainerLogs, LogTree
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.logs.rotation import RotationPolicy
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
@@ -87,10 +87,10 @@ class Node:
     # The runtime.
 
     async def list_pods(self) -> list[PodRecord]:
-        state = ContainerState.RUNNING if self.runs else ContainerState.EXITED
+        state = RecordState.RUNNING if self.runs else RecordState.EXITED
         made = ContainerRecord(id="c", name="app", state=state, restart_count=self.attempt)
         before = [
-            ContainerRecord(id=f"c{number}", name="app", state=ContainerState.EXITED, restart_count=number)
+            ContainerRecord(id=f"c{number}", name="app", state=RecordState.EXITED, restart_count=number)
             for number in range(self.attempt)
         ]
         return [PodRecord(uid="uid-web", name="web", namespace="ns", containers=(made, *before))]

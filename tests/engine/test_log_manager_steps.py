@@ -11,18 +11,18 @@ import pytest
 from podkeeper.engine.log_manager import ContainerLogManager
 from podkeeper.model.errors import RuntimeRefused, TryLater
 from podkeeper.model.log_tree import ContainerLogs, LogTree
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.logs.rotation import RotationPolicy
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 
-RUNNING, EXITED = ContainerState.RUNNING, ContainerState.EXITED
+RUNNING, EXITED = RecordState.RUNNING, RecordState.EXITED
 WEB = "ns_web_uid-web"
 NOW = "20260101-000000"  # of the virtual clock, as a stamp
 OLD, OLDER = "0.log.20251231-100002", "0.log.20251231-100001"
 POLICY = RotationPolicy(max_bytes=100, max_files=5, interval_seconds=10)
 
 
-def attempt(number: int = 0, state: ContainerState = RUNNING, name: str = "app") -> ContainerRecord:
+def attempt(number: int = 0, state: RecordState = RUNNING, name: str = "app") -> ContainerRecord:
     return ContainerRecord(id=f"{name}-{number}", name=name, state=state, restart_count=number)
 
 

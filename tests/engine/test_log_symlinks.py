@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from podkeeper.engine.log_symlinks import LogSymlinks
 from podkeeper.model.errors import TryLater
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.logs.symlinks import LogLink
 from podkeeper.testing.virtual_time import simulate
 
@@ -36,7 +36,7 @@ class Runtime:
         if self.failures:
             self.failures -= 1
             raise TryLater("cannot list: not now")
-        containers = tuple(ContainerRecord(id=each, name="c", state=ContainerState.RUNNING) for each in self.ids)
+        containers = tuple(ContainerRecord(id=each, name="c", state=RecordState.RUNNING) for each in self.ids)
         return [PodRecord(uid="u", name="p", namespace="ns", containers=containers)]
 
 

@@ -15,7 +15,7 @@ from podkeeper.model.engine_metrics import CounterFamily, GaugeFamily, Histogram
 from podkeeper.model.k8s.core import EphemeralContainer, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID, ProbeKind, ProbeResult
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.housekeeping import CleanupInput, CleanupPlan
 from podkeeper.rules.worker.updates import Update, UpdateType
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
@@ -171,8 +171,8 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
                         uid="a",
                         sandboxes=(SandboxRecord(id="s", ready=True), SandboxRecord(id="t", ready=True)),
                         containers=(
-                            ContainerRecord(id="1", name="c", state=ContainerState.RUNNING),
-                            ContainerRecord(id="2", name="d", state=ContainerState.EXITED),
+                            ContainerRecord(id="1", name="c", state=RecordState.RUNNING),
+                            ContainerRecord(id="2", name="d", state=RecordState.EXITED),
                         ),
                     ),
                     PodRecord(uid="b", sandboxes=(SandboxRecord(id="u", ready=False),)),
@@ -319,7 +319,7 @@ def test_a_fresh_agent_shows_workers_but_not_yet_the_pods_of_the_node() -> None:
 RUNNING = PodRecord(
     uid="a",
     sandboxes=(SandboxRecord(id="s", ready=True),),
-    containers=(ContainerRecord(id="1", name="c", state=ContainerState.RUNNING),),
+    containers=(ContainerRecord(id="1", name="c", state=RecordState.RUNNING),),
 )
 
 
@@ -556,7 +556,7 @@ def test_families_of_every_kind_are_written_line_by_line() -> None:
         "# TYPE kubelet_running_containers gauge",
         *(
             f'kubelet_running_containers{{container_state="{state}"}} {2 * (state == "running")}'
-            for state in ContainerState
+            for state in RecordState
         ),
     ]
     assert family("kubelet_runtime_operations_total") == [

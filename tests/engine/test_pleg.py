@@ -15,17 +15,17 @@ from podkeeper.engine.observer import Observer
 from podkeeper.engine.pleg import Pleg, PlegTiming
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.model.runtime_calls import RuntimeEvent, RuntimeEventType
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 
-CREATED, RUNNING, EXITED, UNKNOWN = ContainerState
+CREATED, RUNNING, EXITED, UNKNOWN = RecordState
 STARTED, DIED, REMOVED, CHANGED, SYNC = LifecycleEventType
 WEB, DB = PodUID("web"), PodUID("db")
 KINDS = {RUNNING: RuntimeEventType.STARTED, EXITED: RuntimeEventType.STOPPED, None: RuntimeEventType.DELETED}
 
 
-def record(uid: PodUID, states: dict[str, ContainerState]) -> PodRecord:
+def record(uid: PodUID, states: dict[str, RecordState]) -> PodRecord:
     """Return a pod with these containers. Its sandbox has an address while a container runs."""
     ips = ("10.0.0.1",) if RUNNING in states.values() else ()
     containers = tuple(ContainerRecord(id=key, name=key, state=state) for key, state in states.items())
@@ -36,7 +36,7 @@ class Runtime:
     """Pods in a dictionary. An inspection or listing takes time, and reads the state half-way through it."""
 
     def __init__(self) -> None:
-        self.pods: dict[PodUID, dict[str, ContainerState]] = {}
+        self.pods: dict[PodUID, dict[str, RecordState]] = {}
         self.inspection_seconds = 0.0
         self.list_seconds = 0.0
         self.hung: set[PodUID] = set()
@@ -49,7 +49,7 @@ class Runtime:
         self.lists: list[float] = []
         self.streams: list[asyncio.Queue[RuntimeEvent | None]] = []
 
-    def put(self, uid: PodUID, state: ContainerState | None, container: str = "app", send: bool = True) -> None:
+    def put(self, uid: PodUID, state: RecordState | None, container: str = "app", send: bool = True) -> None:
         """Set the state of a container, or remove it, and send an event."""
         pod = self.pods.setdefault(uid, {})
         pod.pop(container, None)
@@ -64,7 +64,7 @@ class Runtime:
         self,
         uid: PodUID,
         container: str = "app",
-        state: ContainerState | None = RUNNING,
+        state: RecordState | None = RUNNING,
         happened: datetime = BEGINNING,
     ) -> None:
         for stream in self.streams:
@@ -227,7 +227,7 @@ def run_scenario(
     return simulate(run())[0]
 
 
-def runtime_with(**pods: ContainerState) -> Runtime:
+def runtime_with(**pods: RecordState) -> Runtime:
     runtime = Runtime()
     for uid, state in pods.items():
         runtime.put(PodUID(uid), state)

@@ -13,7 +13,7 @@ import pytest
 from podkeeper.engine.pleg import Pleg, PlegTiming, SlowInspection
 from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.model.runtime_calls import RuntimeEvent
 from podkeeper.testing.virtual_time import BEGINNING, simulate
 from tests.engine.test_pleg import (
@@ -493,7 +493,7 @@ each_fate = pytest.mark.parametrize("state", [EXITED, None], ids=["it exits", "i
 
 
 @each_fate
-def test_after_a_missed_event_the_relist_is_quick_for_a_minute(state: ContainerState | None) -> None:
+def test_after_a_missed_event_the_relist_is_quick_for_a_minute(state: RecordState | None) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         harness.runtime.put(WEB, state, send=False)
@@ -507,7 +507,7 @@ def test_after_a_missed_event_the_relist_is_quick_for_a_minute(state: ContainerS
 @each_fate
 @pytest.mark.parametrize("late, missed", [(0.0, 0), (1.75, 0), (2.25, 1)])
 def test_an_event_that_comes_within_two_seconds_of_the_relist_was_not_missed(
-    state: ContainerState | None, late: float, missed: int
+    state: RecordState | None, late: float, missed: int
 ) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(64.5)
@@ -522,7 +522,7 @@ def test_an_event_that_comes_within_two_seconds_of_the_relist_was_not_missed(
 @each_fate
 @pytest.mark.parametrize("happened, missed", [(64.0, 0), (65.0, 0), (65.25, 1)])
 def test_an_event_of_something_after_the_relist_does_not_replace_the_missed_one(
-    state: ContainerState | None, happened: float, missed: int
+    state: RecordState | None, happened: float, missed: int
 ) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
@@ -535,7 +535,7 @@ def test_an_event_of_something_after_the_relist_does_not_replace_the_missed_one(
 
 
 @each_fate
-def test_a_change_while_there_is_no_stream_is_no_missed_event(state: ContainerState | None) -> None:
+def test_a_change_while_there_is_no_stream_is_no_missed_event(state: RecordState | None) -> None:
     async def scenario(harness: PlegHarness) -> None:
         harness.runtime.has_stream = False
         await asyncio.sleep(40.5)
@@ -547,7 +547,7 @@ def test_a_change_while_there_is_no_stream_is_no_missed_event(state: ContainerSt
 
 
 @each_fate
-def test_a_change_before_the_stream_can_be_trusted_is_no_missed_event(state: ContainerState | None) -> None:
+def test_a_change_before_the_stream_can_be_trusted_is_no_missed_event(state: RecordState | None) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30.0)
         harness.runtime.break_streams()
@@ -560,7 +560,7 @@ def test_a_change_before_the_stream_can_be_trusted_is_no_missed_event(state: Con
 
 
 @each_fate
-def test_a_change_after_a_new_stream_has_proved_itself_is_a_missed_event(state: ContainerState | None) -> None:
+def test_a_change_after_a_new_stream_has_proved_itself_is_a_missed_event(state: RecordState | None) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30.0)
         harness.runtime.break_streams()
@@ -573,7 +573,7 @@ def test_a_change_after_a_new_stream_has_proved_itself_is_a_missed_event(state: 
 
 
 @each_fate
-def test_a_change_after_an_inspection_is_a_missed_event_even_if_relists_fail(state: ContainerState | None) -> None:
+def test_a_change_after_an_inspection_is_a_missed_event_even_if_relists_fail(state: RecordState | None) -> None:
     runtime = runtime_with(web=RUNNING)
 
     async def scenario(harness: PlegHarness) -> None:
@@ -591,7 +591,7 @@ def test_a_change_after_an_inspection_is_a_missed_event_even_if_relists_fail(sta
 
 
 @each_fate
-def test_an_announced_change_that_cannot_be_inspected_is_no_missed_event(state: ContainerState | None) -> None:
+def test_an_announced_change_that_cannot_be_inspected_is_no_missed_event(state: RecordState | None) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         harness.runtime.refusing.add(WEB)

@@ -11,7 +11,7 @@ import pytest
 from podkeeper.engine.pleg import PlegTiming
 from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.messages import LifecycleEventType, PodUID
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
@@ -33,9 +33,9 @@ class DisturbedHarness:
     base: PlegHarness
     runtime: Runtime
     running: asyncio.Task[None]
-    history: list[ContainerState | None] = field(default_factory=lambda: [RUNNING])  # the states of WEB so far
+    history: list[RecordState | None] = field(default_factory=lambda: [RUNNING])  # the states of WEB so far
 
-    def put(self, uid: PodUID, state: ContainerState | None, send: bool = True) -> None:
+    def put(self, uid: PodUID, state: RecordState | None, send: bool = True) -> None:
         if uid == WEB:
             self.history.append(state)
         self.runtime.put(uid, state, send=send)
@@ -46,15 +46,15 @@ class DisturbedHarness:
         seen = await self.base.cache.get_newer_than(WEB, self.base.moment())
         assert (seen.containers[0].state if seen.containers else None) in self.history[past:]
 
-    async def act(self, state: ContainerState | None) -> None:
+    async def act(self, state: RecordState | None) -> None:
         """Stop or remove a container without an event, as the syncer does, then inspect the pod."""
         self.put(WEB, state, send=False)
         await self.inspect()
 
-    def state(self, uid: PodUID) -> ContainerState | None:
+    def state(self, uid: PodUID) -> RecordState | None:
         return self.runtime.pods.get(uid, {}).get("app")
 
-    def cached(self) -> list[list[ContainerState]]:
+    def cached(self) -> list[list[RecordState]]:
         return [[found.state for found in self.base.cache.get(uid).containers] for uid in (WEB, DB)]
 
     def matches_the_runtime(self) -> None:

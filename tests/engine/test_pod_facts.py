@@ -13,7 +13,7 @@ from podkeeper.engine.pod_facts import PodFacts
 from podkeeper.engine.storage import PodStorage
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import API_SOURCE, CONFIG_MIRROR_ANNOTATION, FILE_SOURCE, Op, PodUID, PodUpdate
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.worker.updates import Update, UpdateType
 from podkeeper.rules.worker.workers import WorkerTable
 from podkeeper.testing.build import uid_of
@@ -24,7 +24,7 @@ from tests.engine.small_node import pod
 WEB = pod("web")
 UID = uid_of(WEB)
 RUNNING = PodRecord(uid=UID, sandboxes=(SandboxRecord(id="s1", ready=True),))
-STOPPED = PodRecord(uid=UID, containers=(ContainerRecord(id="c1", name="app", state=ContainerState.EXITED),))
+STOPPED = PodRecord(uid=UID, containers=(ContainerRecord(id="c1", name="app", state=RecordState.EXITED),))
 
 
 @dataclass

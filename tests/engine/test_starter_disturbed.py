@@ -20,7 +20,7 @@ from podkeeper.model.k8s.core import (
     Pod,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.model.runtime_calls import SandboxConfig
 from podkeeper.rules.container.hooks import POST_START_ERROR
 from podkeeper.rules.plan.sandbox_config import SandboxContext
@@ -77,7 +77,7 @@ class Setup:
     async def no_attempt_is_left_over(self) -> None:
         await self.start()
         states = [found.state for found in (await self.harness.inspect()).containers]
-        assert ContainerState.CREATED not in states
+        assert RecordState.CREATED not in states
 
 
 @asynccontextmanager

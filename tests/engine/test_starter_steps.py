@@ -42,7 +42,7 @@ from podkeeper.model.k8s.core import (
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.quantity import parse_quantity
-from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
+from podkeeper.model.runtime import ContainerRecord, ImageRecord, PodRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, Mount
 from podkeeper.rules.backoff.table import BackoffWait, Curve
 from podkeeper.rules.container.grace import KillReason
@@ -224,7 +224,7 @@ def test_a_start_makes_all_calls_in_order() -> None:
     ],
 )
 def test_nothing_starts_in_a_pod_deleted_meanwhile(ends_with: str, last_calls: list[str]) -> None:
-    stale = ContainerRecord(id="c0", name="app", state=ContainerState.CREATED)
+    stale = ContainerRecord(id="c0", name="app", state=RecordState.CREATED)
     record = NOTHING if ends_with == "image" else replace(NOTHING, containers=(stale,))
 
     async def scenario(harness: Harness) -> None:
@@ -247,7 +247,7 @@ def test_the_configuration_uses_the_spec_the_objects_and_the_record() -> None:
         volume_mounts=(VolumeMount(name="data", mount_path="/data"),),
     )
     of = replace(pod("web", made), spec=replace(pod("web", made).spec, volumes=(Volume(name="data"),)))
-    exited = ContainerRecord(id="c0", name="app", state=ContainerState.EXITED, restart_count=4)
+    exited = ContainerRecord(id="c0", name="app", state=RecordState.EXITED, restart_count=4)
 
     async def scenario(harness: Harness) -> None:
         harness.objects = {
@@ -448,7 +448,7 @@ def test_run_as_non_root_is_enforced(user: str, starts: bool) -> None:
 )
 def test_an_ephemeral_container_shares_the_processes_of_its_target(target: str | None, expected: str | None) -> None:
     debug = EphemeralContainer(name="debug", image="sh:1", target_container_name=target)
-    running = ContainerRecord(id="c0", name="app", state=ContainerState.RUNNING)
+    running = ContainerRecord(id="c0", name="app", state=RecordState.RUNNING)
 
     async def scenario(harness: Harness) -> None:
         answer = await harness.start(pod("web", APP, debug=(debug,)), debug, replace(NOTHING, containers=(running,)))
@@ -464,13 +464,11 @@ def test_an_ephemeral_container_shares_the_processes_of_its_target(target: str |
 # Earlier attempts.
 
 
-def attempt(number: int, state: ContainerState = ContainerState.CREATED, name: str = "app") -> ContainerRecord:
+def attempt(number: int, state: RecordState = RecordState.CREATED, name: str = "app") -> ContainerRecord:
     return ContainerRecord(id=f"{name}-{number}", name=name, state=state)
 
 
-TRIED = replace(
-    NOTHING, containers=(attempt(2), attempt(1), attempt(0, ContainerState.EXITED), attempt(3, name="other"))
-)
+TRIED = replace(NOTHING, containers=(attempt(2), attempt(1), attempt(0, RecordState.EXITED), attempt(3, name="other")))
 
 
 def test_unstarted_earlier_attempts_are_removed_before_the_next() -> None:
@@ -483,8 +481,8 @@ def test_unstarted_earlier_attempts_are_removed_before_the_next() -> None:
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("state", [ContainerState.RUNNING, ContainerState.EXITED, ContainerState.UNKNOWN])
-def test_a_container_is_not_created_if_an_earlier_attempt_has_started(state: ContainerState) -> None:
+@pytest.mark.parametrize("state", [RecordState.RUNNING, RecordState.EXITED, RecordState.UNKNOWN])
+def test_a_container_is_not_created_if_an_earlier_attempt_has_started(state: RecordState) -> None:
     async def scenario(harness: Harness) -> None:
         harness.seen = replace(NOTHING, containers=(attempt(2), attempt(1, state)))
         answer = await harness.start(record=TRIED)
@@ -529,13 +527,13 @@ def test_other_hooks_are_not_executed_at_the_start() -> None:
 
 @pytest.mark.parametrize("errors", [(), (TryLater("cannot stop"),)], ids=["stopped", "not stopped"])
 def test_a_container_whose_hook_fails_is_stopped(errors: tuple[TryLater, ...]) -> None:
-    before = replace(NOTHING, containers=(attempt(0, ContainerState.EXITED),))
+    before = replace(NOTHING, containers=(attempt(0, RecordState.EXITED),))
 
     async def scenario(harness: Harness) -> None:
         harness.hook_failure, harness.kill_errors = "exit status 1", errors
         answer = await harness.start(HOOKED, record=before)
         assert answer == NotStarted(StartFailure("PostStartHookError", "exit status 1"))
-        running = ContainerRecord(id="c1", name="app", state=ContainerState.RUNNING)
+        running = ContainerRecord(id="c1", name="app", state=RecordState.RUNNING)
         assert harness.calls[-3:] == [
             HOOK_CALL,
             event(EventType.WARNING, "FailedPostStartHook", "PostStartHook failed"),

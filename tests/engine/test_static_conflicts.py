@@ -9,12 +9,12 @@ from podkeeper.engine.static_conflicts import StaticConflicts
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from tests.violations import violation
 
 STATIC = Pod(metadata=ObjectMeta(name="web-n1", namespace="default", uid="new"))
 READY = (SandboxRecord(id="s1", ready=True),)
-RUNNING = (ContainerRecord(id="c1", name="app", state=ContainerState.RUNNING),)
+RUNNING = (ContainerRecord(id="c1", name="app", state=RecordState.RUNNING),)
 
 
 def record(

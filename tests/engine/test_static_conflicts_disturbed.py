@@ -10,7 +10,7 @@ from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.k8s.core import Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import FILE_SOURCE, PodUID
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
@@ -36,7 +36,7 @@ class Harness:
         assert self.running() == {DESIRED}
 
     def running(self) -> set[PodUID]:
-        return {uid for uid, containers in self.runtime.pods.items() if ContainerState.RUNNING in containers.values()}
+        return {uid for uid, containers in self.runtime.pods.items() if RecordState.RUNNING in containers.values()}
 
 
 class Copies(Runtime):

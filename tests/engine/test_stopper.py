@@ -6,7 +6,7 @@ import pytest
 
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.plan import ContainerToKill
 from podkeeper.runtimes.fake import Behaviour, ExecStep, Operation
@@ -261,7 +261,7 @@ def test_an_exited_container_is_not_stopped() -> None:
             harness.fake.end_container(UID, "web", 5)
             await harness.kill(spec)
             record = await harness.inspect()
-            assert [(found.state, found.exit_code) for found in record.containers] == [(ContainerState.EXITED, 5)]
+            assert [(found.state, found.exit_code) for found in record.containers] == [(RecordState.EXITED, 5)]
             return harness
 
     assert simulate(scenario())[0].stops() == []

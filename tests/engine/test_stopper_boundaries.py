@@ -14,7 +14,7 @@ from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Lifecycle, LifecycleHandler, Pod, Probe
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.plan import ContainerToKill
 from podkeeper.testing.build import exec_hook, pod
@@ -23,11 +23,11 @@ from tests.doubles import stand_in
 from tests.engine.execution_harness import UID, container
 
 T = TypeVar("T")
-RUNNING = ContainerState.RUNNING
+RUNNING = RecordState.RUNNING
 HOOK = exec_hook("drain")
 
 
-def running(*names: str, state: ContainerState = RUNNING) -> tuple[ContainerRecord, ...]:
+def running(*names: str, state: RecordState = RUNNING) -> tuple[ContainerRecord, ...]:
     return tuple(ContainerRecord(id=f"{name}-1", name=name, state=state) for name in names)
 
 
@@ -135,8 +135,8 @@ def test_a_kill_runs_the_hook_stops_the_container_then_the_sandboxes(ips: tuple[
 
 
 def test_only_containers_that_run_or_may_run_are_stopped() -> None:
-    spec = pod("web", *(container(state.name.lower()) for state in ContainerState))
-    found = record(*(each for state in ContainerState for each in running(state.name.lower(), state=state)))
+    spec = pod("web", *(container(state.name.lower()) for state in RecordState))
+    found = record(*(each for state in RecordState for each in running(state.name.lower(), state=state)))
 
     async def scenario(harness: Harness) -> None:
         assert await harness.stopper.kill_pod(spec, found, 5) == ()

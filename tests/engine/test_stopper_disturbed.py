@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.plan import ContainerToKill
 from podkeeper.runtimes.fake import Behaviour, ExecStep
@@ -47,7 +47,7 @@ class Setup:
         """Run a sync that kills one container, for example after its liveness probe failed."""
         record = await self.harness.inspect()
         for found in record.containers:
-            if (found.name, found.state) == ("web", ContainerState.RUNNING):
+            if (found.name, found.state) == ("web", RecordState.RUNNING):
                 kill = ContainerToKill(found.id, "web", "killing", KillReason.LIVENESS_PROBE)
                 errors = await self.harness.stopper.kill_containers(self.pod, record, (kill,))
                 if errors:

@@ -18,7 +18,7 @@ from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import GiveUp, NotFound, RuntimeUnavailable, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import FILE_SOURCE, ProbeKind, ProbeResult
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.rules.images.keyring import PullSecret
 from podkeeper.rules.plan import PodActions
 from podkeeper.rules.probe.flags import ProbeView
@@ -97,7 +97,7 @@ class DisturbedHarness(Harness):
 
     async def sync_terminating(self) -> None:
         await self.syncer.sync_terminating_pod(WEB, self.seen, 30, None)
-        assert all(found.state is ContainerState.EXITED for found in self.seen.containers)
+        assert all(found.state is RecordState.EXITED for found in self.seen.containers)
 
     async def sync_terminated(self) -> None:
         await self.syncer.sync_terminated_pod(WEB, self.seen)

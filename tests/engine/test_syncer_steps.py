@@ -35,7 +35,7 @@ from podkeeper.model.messages import (
     ProbeKind,
     ProbeResult,
 )
-from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.container.hash import container_hash
 from podkeeper.rules.evict import PAST_DEADLINE, Eviction
@@ -59,7 +59,7 @@ SECRETIVE = replace(WEB, spec=replace(WEB.spec, image_pull_secrets=(LocalObjectR
 SANDBOX = SandboxRecord(id="s1", ready=True, network=NetworkMode.POD, ip="10.0.0.1", created_at=BEGINNING)
 
 
-def record_of(of: Pod, state: ContainerState, exit_code: int = 0) -> PodRecord:
+def record_of(of: Pod, state: RecordState, exit_code: int = 0) -> PodRecord:
     spec = of.spec.containers[0]
     found = ContainerRecord(
         id="c1",
@@ -69,7 +69,7 @@ def record_of(of: Pod, state: ContainerState, exit_code: int = 0) -> PodRecord:
         sandbox_id="s1",
         created_at=BEGINNING,
         started_at=BEGINNING,
-        finished_at=BEGINNING if state is ContainerState.EXITED else None,
+        finished_at=BEGINNING if state is RecordState.EXITED else None,
         exit_code=exit_code,
     )
     return PodRecord(
@@ -78,8 +78,8 @@ def record_of(of: Pod, state: ContainerState, exit_code: int = 0) -> PodRecord:
 
 
 NOTHING = PodRecord(uid=uid_of(WEB))
-RUNNING = record_of(WEB, ContainerState.RUNNING)
-STOPPED = record_of(WEB, ContainerState.EXITED, 3)
+RUNNING = record_of(WEB, RecordState.RUNNING)
+STOPPED = record_of(WEB, RecordState.EXITED, 3)
 
 
 class Crash(BaseException):
@@ -352,7 +352,7 @@ ORDERS: dict[str, tuple[Callable[[Harness], Awaitable[object]], list[str]]] = {
         ["status", "register", "prepare", "probe", "pull secrets", "execute"],
     ),
     "a pod that ended gets nothing more": (
-        lambda harness: sync(harness, pod("web", policy="Never"), record_of(WEB, ContainerState.EXITED, 1)),
+        lambda harness: sync(harness, pod("web", policy="Never"), record_of(WEB, RecordState.EXITED, 1)),
         ["status"],
     ),
     "a pod that starts over has lost its dead containers before anything else": (
@@ -452,7 +452,7 @@ def test_the_record_from_the_middle_of_a_sync_ends_with_that_sync(end: BaseExcep
         harness.failing = {"execute": TryLater("cannot start proxy")}
         harness.will_fail_with = second
         with pytest.raises(TryLater):
-            await sync(harness, both, record_of(both, ContainerState.RUNNING))
+            await sync(harness, both, record_of(both, RecordState.RUNNING))
 
     statuses = {each.name: each for each in (run_scenario(scenario).published or PodStatus()).container_statuses or ()}
     assert statuses["app"].state.running is not None
@@ -492,15 +492,15 @@ def test_running_containers_have_probes_before_their_first_status() -> None:
     probed = pod("web", container(readiness=Probe()))
 
     async def scenario(harness: Harness) -> None:
-        await sync(harness, probed, record_of(probed, ContainerState.RUNNING))
+        await sync(harness, probed, record_of(probed, RecordState.RUNNING))
         assert harness.steps[:2] == ["probe", "status"]
         harness.steps.clear()
         app = RUNNING.containers[0]
-        await sync(harness, probed, replace(RUNNING, containers=(app, replace(app, state=ContainerState.EXITED))))
+        await sync(harness, probed, replace(RUNNING, containers=(app, replace(app, state=RecordState.EXITED))))
         assert harness.steps[:2] == ["probe", "status"]
         harness.steps.clear()
         harness.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
-        await sync(harness, probed, record_of(probed, ContainerState.RUNNING))
+        await sync(harness, probed, record_of(probed, RecordState.RUNNING))
         assert harness.steps[0] == "status"
 
     run_scenario(scenario)
@@ -552,7 +552,7 @@ def test_a_mirror_that_cannot_be_made_is_no_reason_to_stop() -> None:
 APP = RUNNING.containers[0]
 STILL_RUNNING = {
     "app": (APP,),
-    "app, web": (replace(APP, name="web"), replace(APP, name="done", state=ContainerState.EXITED), APP),
+    "app, web": (replace(APP, name="web"), replace(APP, name="done", state=RecordState.EXITED), APP),
 }
 
 
@@ -643,7 +643,7 @@ async def settle(harness: Harness) -> None:
 def test_a_sync_of_an_unchanged_pod_calls_no_module() -> None:
     async def scenario(harness: Harness) -> None:
         await settle(harness)
-        assert not await sync(harness, record=record_of(WEB, ContainerState.RUNNING))  # equal, if not the same
+        assert not await sync(harness, record=record_of(WEB, RecordState.RUNNING))  # equal, if not the same
         assert harness.steps == []
         assert harness.inspections_requested == 0
 
@@ -733,7 +733,7 @@ def test_the_executor_gets_all_that_a_pod_stands_on() -> None:
 def test_the_executor_gets_the_addresses_that_the_status_shows() -> None:
     async def scenario(harness: Harness) -> None:
         own = pod("web", host_network=True)
-        await sync(harness, own, replace(record_of(own, ContainerState.EXITED, 1), ips=()))
+        await sync(harness, own, replace(record_of(own, RecordState.EXITED, 1), ips=()))
         assert [each.record.ips for each in harness.executions] == [("192.0.2.1",)]
 
     run_scenario(scenario)
@@ -766,7 +766,7 @@ def test_any_container_to_start_is_work(of: Pod, record: PodRecord, expected: Po
 def test_a_failed_probe_alone_is_work(kind: str) -> None:
     app, other = replace(container(liveness=Probe()), startup_probe=Probe()), container("other")
     probed = pod("web", app, other, policy="Never")
-    running = record_of(probed, ContainerState.RUNNING)
+    running = record_of(probed, RecordState.RUNNING)
     second = replace(running.containers[0], id="c2", name="other", spec_hash=container_hash(other))
 
     async def scenario(harness: Harness) -> None:
@@ -860,7 +860,7 @@ def test_a_pod_that_can_never_run_here_fails_with_the_reason_and_keeps_its_statu
 
 def test_a_pod_that_runs_once_and_lost_its_sandbox_too_early_fails() -> None:
     once = pod("web", container("app"), container("late"), policy="Never")
-    lost = replace(record_of(once, ContainerState.EXITED), sandboxes=(replace(SANDBOX, ready=False),))
+    lost = replace(record_of(once, RecordState.EXITED), sandboxes=(replace(SANDBOX, ready=False),))
 
     async def scenario(harness: Harness) -> None:
         assert await sync(harness, once, lost)
@@ -1007,8 +1007,8 @@ def test_a_pod_starts_over_only_after_its_dead_containers_are_removed() -> None:
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("state", [each for each in ContainerState if each is not ContainerState.RUNNING])
-def test_a_pod_does_not_start_over_beside_a_former_container_in_any_state_but_running(state: ContainerState) -> None:
+@pytest.mark.parametrize("state", [each for each in RecordState if each is not RecordState.RUNNING])
+def test_a_pod_does_not_start_over_beside_a_former_container_in_any_state_but_running(state: RecordState) -> None:
     async def scenario(harness: Harness) -> None:
         harness.syncer.start_over(uid_of(WEB))
         harness.seen = record_of(WEB, state)

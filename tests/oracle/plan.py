@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import ProbeResult
-from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.backoff.table import BackoffTable, Curve, restart_key
 from podkeeper.rules.container.grace import KillReason, container_grace_seconds
 from podkeeper.rules.container.hash import container_hash
@@ -47,7 +47,7 @@ def _containers(given: Json, hashes: dict[str, str]) -> tuple[ContainerRecord, .
         ContainerRecord(
             id=each["id"],
             name=each["name"],
-            state=ContainerState(each["state"]),
+            state=RecordState(each["state"]),
             spec_hash=hashes.get(each["name"], "") if each["spec_hash_matches"] else "of another spec",
             restart_count=each["restart_count"],
             finished_at=_at(each["finished_at"]) if each["state"] == "exited" else None,
@@ -120,7 +120,7 @@ def _restart_backoff(given: Json, script: Json) -> Iterator[Difference]:
             table.collect(now)
         container = Container(name=given["container"], image=step["image"])
         exited = ContainerRecord(
-            id="x", name=container.name, state=ContainerState.EXITED, finished_at=_at(step["finished_at"])
+            id="x", name=container.name, state=RecordState.EXITED, finished_at=_at(step["finished_at"])
         )
         held = table.begin_restart(pod, container, PodRecord(uid="", containers=(exited,)), now)
         got: Json = {key: step[key] for key in ("now", "finished_at", "gc_before", "image")}

@@ -9,7 +9,7 @@ from podkeeper.engine.queue import WorkQueue
 from podkeeper.model.errors import BadInput, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import LifecycleEvent, PodUID
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.rules.relist import ListedPod, RelistState, complete_inspection, relist, request_reinspection, transition
 from podkeeper.rules.static.mirror import is_mirror_pod_of, mirror_deletion, mirror_pod_for
 from tests.oracle.compare import Difference, Json, Replay, answers, differences
@@ -103,8 +103,8 @@ def _is_mirror_of(given: Json) -> Json:
 # Relisting.
 
 
-def _state(text: str) -> ContainerState | None:
-    return None if text == "absent" else ContainerState(text)
+def _state(text: str) -> RecordState | None:
+    return None if text == "absent" else RecordState(text)
 
 
 def _transition(given: Json) -> Json:
@@ -113,7 +113,7 @@ def _transition(given: Json) -> Json:
 
 def _listing(given: Json) -> ListedPod:
     containers, sandboxes = (
-        {found["id"]: ContainerState(found["state"]) for found in given[part]} for part in ("containers", "sandboxes")
+        {found["id"]: RecordState(found["state"]) for found in given[part]} for part in ("containers", "sandboxes")
     )
     return ListedPod(PodUID(given["uid"]), containers, sandboxes)
 

@@ -17,7 +17,7 @@ from podkeeper.model.errors import InBackoff, NetworkNotReady, TryLater
 from podkeeper.model.k8s.core import Pod, PodSpec, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import CONFIG_SOURCE_ANNOTATION, PodEvent, PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.worker import predicates
 from podkeeper.rules.worker.events import (
     Call,
@@ -141,8 +141,8 @@ class World:
 
     def cached(self, uid: PodUID) -> PodRecord:
         containers, sandboxes = self.runtime.get(uid, (0, 0))
-        exited = ContainerRecord(id="exited", name="exited", state=ContainerState.EXITED)
-        runs = (ContainerRecord(id=f"c{i}", name=f"c{i}", state=ContainerState.RUNNING) for i in range(containers))
+        exited = ContainerRecord(id="exited", name="exited", state=RecordState.EXITED)
+        runs = (ContainerRecord(id=f"c{i}", name=f"c{i}", state=RecordState.RUNNING) for i in range(containers))
         ready = (SandboxRecord(id=f"s{i}", ready=True) for i in range(sandboxes))
         return PodRecord(uid=uid, containers=(exited, *runs), sandboxes=tuple(ready))
 

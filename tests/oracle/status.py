@@ -16,8 +16,7 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import CONFIG_SOURCE_ANNOTATION
-from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, SandboxRecord
-from podkeeper.model.runtime import ContainerState as RuntimeState
+from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, RecordState, SandboxRecord
 from podkeeper.model.times import format_time, parse_time
 from podkeeper.rules.evict import Eviction, deadline_eviction
 from podkeeper.rules.probe.flags import ProbeView
@@ -64,7 +63,7 @@ def container_record(given: Json) -> ContainerRecord:
     return ContainerRecord(
         id=given["id"],
         name=given["name"],
-        state=RuntimeState(given["state"]),
+        state=RecordState(given["state"]),
         image=f"registry.example/{given['name']}:v1",
         image_id=f"sha256:{given['name']}",
         restart_count=given["restart_count"],

@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.container_gc import Garbage, all_garbage_of, all_init_containers, garbage_of, old_init_containers
 from podkeeper.testing.build import container
 from tests.rules.plan.planning import CREATED, EXITED, RUNNING, UNKNOWN, pod
 
 
-def record(*containers: tuple[str, ContainerState], sandboxes: tuple[SandboxRecord, ...] = ()) -> PodRecord:
+def record(*containers: tuple[str, RecordState], sandboxes: tuple[SandboxRecord, ...] = ()) -> PodRecord:
     """Containers, newest first. The ID is the name and the number of older ones."""
     found = tuple(
         ContainerRecord(id=f"{name}{len(containers) - number}", name=name, state=state, sandbox_id="new")
@@ -83,11 +83,11 @@ def test_only_the_latest_exited_init_container_of_a_name_is_kept() -> None:
     assert old_init_containers(pod(container("setup")), found) == ()
 
 
-RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(ContainerState)), max_size=8)
+RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(RecordState)), max_size=8)
 
 
 @given(RECORDS)
-def test_no_newest_container_and_no_newest_exit_is_ever_removed(containers: list[tuple[str, ContainerState]]) -> None:
+def test_no_newest_container_and_no_newest_exit_is_ever_removed(containers: list[tuple[str, RecordState]]) -> None:
     found = record(*containers)
     gone = set(garbage_of(found).container_ids)
     for name in "abc":
@@ -100,7 +100,7 @@ def test_no_newest_container_and_no_newest_exit_is_ever_removed(containers: list
 
 @given(RECORDS)
 def test_after_garbage_collection_each_name_has_one_dead_container_besides_its_newest(
-    containers: list[tuple[str, ContainerState]],
+    containers: list[tuple[str, RecordState]],
 ) -> None:
     found = record(*containers)
     gone = set(garbage_of(found).container_ids)
@@ -112,7 +112,7 @@ def test_after_garbage_collection_each_name_has_one_dead_container_besides_its_n
 
 
 @given(RECORDS)
-def test_running_containers_are_never_removed(containers: list[tuple[str, ContainerState]]) -> None:
+def test_running_containers_are_never_removed(containers: list[tuple[str, RecordState]]) -> None:
     found = record(*containers)
     running = {each.id for each in found.containers if each.state is RUNNING}
     assert not running & {*garbage_of(found).container_ids, *all_garbage_of(found).container_ids}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.housekeeping import CleanupInput, CleanupPlan, cleanup_plan, is_active, is_running
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
@@ -185,9 +185,9 @@ RUNNING = {
     "a pod whose sandbox is ready": (PodRecord(uid="web", sandboxes=(SandboxRecord(id="s", ready=True),)), True),
     "a pod whose sandbox is not": (PodRecord(uid="web", sandboxes=(SandboxRecord(id="s", ready=False),)), False),
     "a pod with a running container":
-        (PodRecord(uid="web", containers=(ContainerRecord(id="c", name="c", state=ContainerState.RUNNING),)), True),
+        (PodRecord(uid="web", containers=(ContainerRecord(id="c", name="c", state=RecordState.RUNNING),)), True),
     "a pod with a dead container":
-        (PodRecord(uid="web", containers=(ContainerRecord(id="c", name="c", state=ContainerState.EXITED),)), False),
+        (PodRecord(uid="web", containers=(ContainerRecord(id="c", name="c", state=RecordState.EXITED),)), False),
 }  # fmt: skip
 
 

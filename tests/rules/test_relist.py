@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.relist import (
     ListedPod,
     PodToInspect,
@@ -26,16 +26,16 @@ from podkeeper.rules.relist import (
     transition,
 )
 
-CREATED, RUNNING, EXITED, UNKNOWN = ContainerState
+CREATED, RUNNING, EXITED, UNKNOWN = RecordState
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 STARTED, DIED, REMOVED, CHANGED, SYNC = LifecycleEventType
 WEB = PodUID("web")
 
 
-States = dict[str, ContainerState]
+States = dict[str, RecordState]
 
 
-def listing(uid: str = "web", /, sandboxes: States | None = None, **containers: ContainerState) -> ListedPod:
+def listing(uid: str = "web", /, sandboxes: States | None = None, **containers: RecordState) -> ListedPod:
     return ListedPod(PodUID(uid), containers, sandboxes or {})
 
 
@@ -59,7 +59,7 @@ def relist_and_inspect(
     return state, events
 
 
-Row = tuple[list[ContainerState | None], ContainerState | None, tuple[LifecycleEventType, ...]]
+Row = tuple[list[RecordState | None], RecordState | None, tuple[LifecycleEventType, ...]]
 
 TRANSITIONS: dict[str, Row] = {
     "from any state to running: started": ([None, EXITED, UNKNOWN, CREATED], RUNNING, (STARTED,)),
@@ -78,12 +78,12 @@ TRANSITIONS: dict[str, Row] = {
 
 @pytest.mark.parametrize("olds, new, expected", TRANSITIONS.values(), ids=TRANSITIONS.keys())
 def test_transition(
-    olds: list[ContainerState | None], new: ContainerState | None, expected: tuple[LifecycleEventType, ...]
+    olds: list[RecordState | None], new: RecordState | None, expected: tuple[LifecycleEventType, ...]
 ) -> None:
     assert {transition(old, new) for old in olds} == {expected}
 
 
-NEVER_LIVED: dict[str, tuple[ContainerState, ContainerState | None, list[LifecycleEventType]]] = {
+NEVER_LIVED: dict[str, tuple[RecordState, RecordState | None, list[LifecycleEventType]]] = {
     "created, never started, removed: no death": (CREATED, None, [REMOVED]),
     "created, started, exited: a death": (CREATED, EXITED, [DIED]),
     "removed while it ran: a death": (RUNNING, None, [DIED, REMOVED]),
@@ -93,7 +93,7 @@ NEVER_LIVED: dict[str, tuple[ContainerState, ContainerState | None, list[Lifecyc
 
 @pytest.mark.parametrize("old, new, expected", NEVER_LIVED.values(), ids=NEVER_LIVED.keys())
 def test_containers_that_never_started_are_not_reported_as_died(
-    old: ContainerState, new: ContainerState | None, expected: list[LifecycleEventType]
+    old: RecordState, new: RecordState | None, expected: list[LifecycleEventType]
 ) -> None:
     before, after = listing(app=old), listing() if new is None else listing(app=new)
     events = events_between(WEB, before, after)
@@ -103,7 +103,7 @@ def test_containers_that_never_started_are_not_reported_as_died(
 
 def test_the_table_has_all_transitions() -> None:
     rows = [(old, new) for olds, new, _ in TRANSITIONS.values() for old in olds]
-    assert sorted(map(str, rows)) == sorted(map(str, product([None, *ContainerState], repeat=2)))
+    assert sorted(map(str, rows)) == sorted(map(str, product([None, *RecordState], repeat=2)))
 
 
 def test_events_are_in_the_order_of_the_old_listing_then_of_the_new() -> None:
@@ -210,7 +210,7 @@ def test_ips_to_cache(fresh: PodRecord, cached: PodRecord | None, expected: tupl
 
 # Laws.
 
-states = st.dictionaries(st.sampled_from(["c1", "c2", "c3"]), st.sampled_from(list(ContainerState)), min_size=1)
+states = st.dictionaries(st.sampled_from(["c1", "c2", "c3"]), st.sampled_from(list(RecordState)), min_size=1)
 listings_ = st.dictionaries(st.sampled_from(["web", "db"]), states, max_size=2)
 histories = st.lists(st.tuples(listings_, st.frozensets(st.sampled_from(["web", "db"]))), max_size=8)
 
@@ -255,7 +255,7 @@ def test_the_events_show_which_containers_run(
 
 
 def attempt(
-    name: str, number: int, state: ContainerState = EXITED, *, created: int | None = None, finished: int | None = None
+    name: str, number: int, state: RecordState = EXITED, *, created: int | None = None, finished: int | None = None
 ) -> ContainerRecord:
     created_at, finished_at = (
         None if each is None else BEGINNING + timedelta(seconds=each) for each in (created, finished)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.ports.runtime import Runtime
 
 TIMEOUT_SECONDS = 20.0
@@ -39,6 +39,6 @@ class RuntimePod(ABC):
 
     async def exited(self, container_id: str) -> ContainerRecord:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            while (record := await self.container(container_id)).state is not ContainerState.EXITED:
+            while (record := await self.container(container_id)).state is not RecordState.EXITED:
                 await asyncio.sleep(0.01)
         return record

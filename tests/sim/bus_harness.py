@@ -14,8 +14,7 @@ from podkeeper.model.k8s.core import (
     PodStatus,
 )
 from podkeeper.model.messages import API_SOURCE, CONFIG_MIRROR_ANNOTATION, Op, PodUID, PodUpdate
-from podkeeper.model.runtime import ContainerRecord, SandboxRecord
-from podkeeper.model.runtime import ContainerState as RuntimeState
+from podkeeper.model.runtime import ContainerRecord, RecordState, SandboxRecord
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType
 from podkeeper.testing.build import container
 from podkeeper.testing.sim.invariants.call_rate import CallRate
@@ -82,17 +81,17 @@ class BusHarness:
 
     def runs(self, id_: str, name: str = "app", uid: PodUID = UID, **more: object) -> None:
         """A container is created and starts."""
-        record = ContainerRecord(id=id_, name=name, state=RuntimeState.RUNNING, sandbox_id="s1")
+        record = ContainerRecord(id=id_, name=name, state=RecordState.RUNNING, sandbox_id="s1")
         record = replace(record, **more)
         for happened in (RuntimeEventType.CREATED, RuntimeEventType.STARTED):
             self.world.bus.publish(ContainerChanged(self.at, uid, record, happened))
 
     def ends(self, id_: str, exit_code: int = 0, name: str = "app", uid: PodUID = UID) -> None:
-        record = ContainerRecord(id=id_, name=name, state=RuntimeState.EXITED, exit_code=exit_code)
+        record = ContainerRecord(id=id_, name=name, state=RecordState.EXITED, exit_code=exit_code)
         self.world.bus.publish(ContainerChanged(self.at, uid, record, RuntimeEventType.STOPPED))
 
     def is_removed(self, id_: str, name: str = "app", uid: PodUID = UID) -> None:
-        record = ContainerRecord(id=id_, name=name, state=RuntimeState.EXITED)
+        record = ContainerRecord(id=id_, name=name, state=RecordState.EXITED)
         self.world.bus.publish(ContainerChanged(self.at, uid, record, RuntimeEventType.DELETED))
 
     def again(self, spec: Pod, id_: str, attempt: int = 1, *, name: str = "app", sandbox: str = "s1") -> None:

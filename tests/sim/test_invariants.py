@@ -23,8 +23,7 @@ from podkeeper.model.k8s.core import (
     PodStatus,
 )
 from podkeeper.model.messages import FILE_SOURCE, Op, PodUID, PodUpdate
-from podkeeper.model.runtime import ContainerRecord
-from podkeeper.model.runtime import ContainerState as RuntimeState
+from podkeeper.model.runtime import ContainerRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType
 from podkeeper.runtimes.fake import Behaviour, ExecStep
 from podkeeper.testing.build import container, exec_hook, probe
@@ -486,7 +485,7 @@ def _an_unseen_end_is_published_as_unknown(harness: BusHarness) -> None:
 def _the_last_end_is_behind_an_attempt_that_never_started(harness: BusHarness) -> None:
     harness.runs("c1")
     harness.ends("c1", 3)
-    unstarted = ContainerRecord(id="c2", name="app", state=RuntimeState.CREATED, restart_count=1)
+    unstarted = ContainerRecord(id="c2", name="app", state=RecordState.CREATED, restart_count=1)
     harness.world.bus.publish(ContainerChanged(harness.at, UID, unstarted, RuntimeEventType.CREATED))
     last = container_status(id_="c1", exit_code=3).state
     harness.publishes(

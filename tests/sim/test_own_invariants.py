@@ -7,8 +7,7 @@ import pytest
 
 from podkeeper.model.k8s.core import Pod, PodCondition
 from podkeeper.model.messages import Op, PodUID
-from podkeeper.model.runtime import ContainerRecord
-from podkeeper.model.runtime import ContainerState as RuntimeState
+from podkeeper.model.runtime import ContainerRecord, RecordState
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.runtimes.fake import Behaviour, ExecStep
 from podkeeper.testing.build import container, probe, uid_of
@@ -116,7 +115,7 @@ def test_a_container_of_a_failed_call_may_be_stopped() -> None:
 
 def run(world: World, id_: str, *, ended: bool = False) -> None:
     happened = RuntimeEventType.STOPPED if ended else RuntimeEventType.STARTED
-    state = RuntimeState.EXITED if ended else RuntimeState.RUNNING
+    state = RecordState.EXITED if ended else RecordState.RUNNING
     record = ContainerRecord(id=id_, name="app", state=state, exit_code=1, sandbox_id="s1")
     world.bus.publish(ContainerChanged(world.now(), UID, record, happened))
 

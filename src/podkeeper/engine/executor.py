@@ -26,7 +26,7 @@ from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.model.runtime_calls import Dns, SandboxConfig
 from podkeeper.rules.container.events import EventReason
 from podkeeper.rules.container.grace import KillReason
@@ -160,7 +160,7 @@ class PlanExecutor:
         # the failure would stay and hide the container's next exit in the pod's status.
         uid = PodUID(record.uid)
         for found in record.containers if uid in self._failures else ():
-            if found.state is ContainerState.RUNNING:
+            if found.state is RecordState.RUNNING:
                 self._keep(uid, found.name, None)
 
     def forget(self, uid: PodUID) -> None:

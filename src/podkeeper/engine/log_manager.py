@@ -25,7 +25,7 @@ from podkeeper.concurrency.once import LogOnce
 from podkeeper.model.errors import TryLater
 from podkeeper.model.log_tree import ContainerLogs, LogTree
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.logs import LogFiles
 from podkeeper.rules.logs.rotation import (
@@ -146,7 +146,7 @@ class ContainerLogManager:
         existing = {(logs.pod, logs.container): logs for logs in tree.logs}
         for pod, record in records.items():
             for container in record.containers:
-                if container.state is not ContainerState.RUNNING:
+                if container.state is not RecordState.RUNNING:
                     continue
                 logs = existing.get((pod, container.name)) or ContainerLogs(pod, container.name, {})
                 name = container_log_name(container.restart_count)
@@ -161,7 +161,7 @@ class ContainerLogManager:
         group: asyncio.TaskGroup,
     ) -> None:
         """Begin the work on the logs of all attempts of a container. Add those with a writer to `active`."""
-        writers = {each.restart_count: each for each in containers if each.state is ContainerState.RUNNING}
+        writers = {each.restart_count: each for each in containers if each.state is RecordState.RUNNING}
         old = stale_files(logs.sizes, {each.restart_count for each in containers})
         if old:
             self._begin((logs.pod, logs.container, ""), partial(self._files.remove, logs, old), group)

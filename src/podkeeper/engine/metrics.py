@@ -25,7 +25,7 @@ from podkeeper.model import engine_metrics as of
 from podkeeper.model.engine_metrics import CounterFamily, GaugeFamily, HistogramFamily
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID, ProbeKind, ProbeResult
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.rules.housekeeping import CleanupInput, CleanupPlan, is_active
 from podkeeper.rules.static.mirror import is_static_pod
 from podkeeper.rules.worker.updates import UpdateType
@@ -135,7 +135,7 @@ class Metrics(Observer):
 
     def pods_listed(self, pods: Sequence[PodRecord], now: datetime) -> None:
         states = Tally(container.state for record in pods for container in record.containers)
-        for state in ContainerState:
+        for state in RecordState:
             self._set(of.RUNNING_CONTAINERS, state, to=states[state])
         self._set(of.RUNNING_PODS, to=sum(any(sandbox.ready for sandbox in record.sandboxes) for record in pods))
         self._set(of.LAST_SEEN, to=now.timestamp())

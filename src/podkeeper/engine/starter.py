@@ -25,7 +25,7 @@ from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import ApiError, BadInput, NotConfigurable, NotFound, RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import ConfigMap, Container, EphemeralContainer, Pod, Secret
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageRecord, PodRecord
+from podkeeper.model.runtime import ContainerRecord, ImageRecord, PodRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.ports.api import ObjectReader
 from podkeeper.ports.clock import Clock
@@ -154,14 +154,12 @@ class ContainerStarter:
         start call of this agent or of a previous one may still have been in flight.
         """
         created = [
-            each.id
-            for each in record.containers
-            if each.name == container.name and each.state is ContainerState.CREATED
+            each.id for each in record.containers if each.name == container.name and each.state is RecordState.CREATED
         ]
         if not created:
             return
         now = {each.id: each.state for each in (await self._runtime.pod_record(_uid(pod))).containers}
-        if any(now.get(each, ContainerState.CREATED) is not ContainerState.CREATED for each in created):
+        if any(now.get(each, RecordState.CREATED) is not RecordState.CREATED for each in created):
             raise RuntimeRefused(f"cannot create container {container.name}: an earlier attempt has started after all")
         for each in created:
             await self._runtime.remove_container(each)
@@ -190,7 +188,7 @@ class ContainerStarter:
         # The event does not contain the failure, because command output may contain secrets.
         self._record(warning(pod, container.name, EventReason.POST_START_FAILED, "PostStartHook failed"), pod)
         kill = ContainerToKill(container_id, container.name, "FailedPostStartHook", KillReason.FAILED_POST_START_HOOK)
-        running = ContainerRecord(id=container_id, name=container.name, state=ContainerState.RUNNING)
+        running = ContainerRecord(id=container_id, name=container.name, state=RecordState.RUNNING)
         seen = replace(record, ips=place.pod_ips, containers=(running, *record.containers))
         for error in await self._killer.kill_containers(pod, seen, (kill,)):
             log.warning("container %s of pod %s not stopped, will retry: %s", container.name, format_pod(pod), error)

@@ -30,7 +30,7 @@ from podkeeper.engine.hooks import HookRunner
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.container.events import EventReason, normal, warning
 from podkeeper.rules.container.grace import GraceBudget, KillReason, grace_budget
@@ -39,7 +39,7 @@ from podkeeper.rules.plan.actions import ContainerToKill
 
 log = logging.getLogger(__name__)
 
-MAY_RUN = (ContainerState.RUNNING, ContainerState.UNKNOWN)
+MAY_RUN = (RecordState.RUNNING, RecordState.UNKNOWN)
 
 Spec = Container | EphemeralContainer
 
@@ -156,7 +156,7 @@ class PodStopper:
             self._begin(
                 pod,
                 record,
-                known.get(kill.id) or ContainerRecord(id=kill.id, name=kill.name, state=ContainerState.UNKNOWN),
+                known.get(kill.id) or ContainerRecord(id=kill.id, name=kill.name, state=RecordState.UNKNOWN),
                 kill.reason,
                 kill.message,
                 grace_override_seconds,

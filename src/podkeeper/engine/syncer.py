@@ -38,7 +38,7 @@ from podkeeper.engine.status import StatusManager
 from podkeeper.model.errors import AgentError, BadInput, GiveUp, NetworkNotReady, TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import CONFIG_FIRST_SEEN_ANNOTATION, EventType, PodEvent, PodUID
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.model.times import parse_time
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.container.restart import ALL_CONTAINERS_RESTARTING
@@ -161,7 +161,7 @@ class PodSyncer:
             raise
         self._probes.remove_pod(uid)
         stopped = await self._inspect(uid)
-        if running := sorted(each.name for each in stopped.containers if each.state is ContainerState.RUNNING):
+        if running := sorted(each.name for each in stopped.containers if each.state is RecordState.RUNNING):
             raise TryLater(f"cannot stop pod {_name(pod)}: container {', '.join(running)} still runs")
         # A stopped sandbox has no addresses, but the pod's last status keeps them.
         stopped = replace(stopped, ips=record.ips)
@@ -209,7 +209,7 @@ class PodSyncer:
         uid = _uid(pod)
         await self._executor.collect_dead_containers(record, everything=True)
         left = await self._inspect(uid)
-        if dead := sorted(each.name for each in left.containers if each.state is not ContainerState.RUNNING):
+        if dead := sorted(each.name for each in left.containers if each.state is not RecordState.RUNNING):
             raise TryLater(f"cannot start pod {_name(pod)} again: its former container {', '.join(dead)} still exists")
         self._starting_over.discard(uid)
         return left
@@ -386,7 +386,7 @@ def _has_work(actions: PodActions) -> bool:
 
 def _runs_probed(pod: Pod, record: PodRecord) -> bool:
     """Return whether a container runs in a pod with probes."""
-    return any(each.state is ContainerState.RUNNING for each in record.containers) and any(probes_of(pod))
+    return any(each.state is RecordState.RUNNING for each in record.containers) and any(probes_of(pod))
 
 
 def _with_ips_of(record: PodRecord, status: PodStatus) -> PodRecord:

@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 
-class ContainerState(StrEnum):
+class RecordState(StrEnum):
     """The state of a container that the runtime reports."""
 
     CREATED = "created"
@@ -60,7 +60,7 @@ class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    state: ContainerState
+    state: RecordState
     image: str = ""
     image_id: str = ""  # the runtime's id
     image_ref: str = ""  # shown in the status: mostly the name with its digest; "": the id

@@ -10,7 +10,7 @@ Kubelet counterpart: pkg/kubelet/pod_container_deletor.go and pkg/kubelet/kuberu
 from dataclasses import dataclass
 
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 
 KEPT_EXITS = 1
 """Exited containers to keep per container name."""
@@ -39,7 +39,7 @@ def all_garbage_of(record: PodRecord) -> Garbage:
 
     With this order, an inspection during the removal never shows an older exit as the last one.
     """
-    running = [found for found in record.containers if found.state is ContainerState.RUNNING]
+    running = [found for found in record.containers if found.state is RecordState.RUNNING]
     in_use = {found.sandbox_id or _newest_sandbox(record) for found in running}
     return Garbage(
         tuple(found.id for found in reversed(record.containers) if found not in running),
@@ -52,7 +52,7 @@ def old_init_containers(pod: Pod, record: PodRecord) -> tuple[str, ...]:
     seen: set[str] = set()
     old: list[str] = []
     for found in _init_records(pod, record):
-        if found.state not in (ContainerState.EXITED, ContainerState.UNKNOWN):
+        if found.state not in (RecordState.EXITED, RecordState.UNKNOWN):
             continue
         if found.name in seen:
             old.append(found.id)
@@ -71,13 +71,13 @@ def _init_records(pod: Pod, record: PodRecord) -> tuple[ContainerRecord, ...]:
 
 
 def _is_old(record: PodRecord, found: ContainerRecord, kept_exits: int) -> bool:
-    if found.state is ContainerState.EXITED:
-        exits = [each for each in record.containers if each.name == found.name and each.state is ContainerState.EXITED]
+    if found.state is RecordState.EXITED:
+        exits = [each for each in record.containers if each.name == found.name and each.state is RecordState.EXITED]
         return found not in exits[:kept_exits]
-    if found.state is ContainerState.CREATED and _may_start_next(record, found):
+    if found.state is RecordState.CREATED and _may_start_next(record, found):
         return False
     # A container in state UNKNOWN may still run. Its removal kills it, because a newer one has replaced it.
-    return found.state is not ContainerState.RUNNING and found is not record.container(found.name)
+    return found.state is not RecordState.RUNNING and found is not record.container(found.name)
 
 
 def _may_start_next(record: PodRecord, found: ContainerRecord) -> bool:
@@ -86,7 +86,7 @@ def _may_start_next(record: PodRecord, found: ContainerRecord) -> bool:
     It may be about to start. If the clock was set back, it looks older than the others.
     """
     others = [each for each in record.containers if each.name == found.name and each is not found]
-    return all(each.restart_count < found.restart_count and each.state is not ContainerState.RUNNING for each in others)
+    return all(each.restart_count < found.restart_count and each.state is not RecordState.RUNNING for each in others)
 
 
 def _newest_sandbox(record: PodRecord) -> str:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.rules.status.phase import is_terminal
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
@@ -189,7 +189,7 @@ def is_running(record: PodRecord) -> bool:
     for sandbox in record.sandboxes:
         if sandbox.ready:
             return True
-    return any(container.state is ContainerState.RUNNING for container in record.containers)
+    return any(container.state is RecordState.RUNNING for container in record.containers)
 
 
 def _is_deleted_and_terminal(pod: Pod) -> bool:

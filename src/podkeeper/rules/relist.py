@@ -18,15 +18,15 @@ from operator import itemgetter
 import msgspec
 
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 
 
 class ListedPod(msgspec.Struct, frozen=True):
     """One pod of a listing, with the IDs and states of its containers and sandboxes in the order listed."""
 
     uid: PodUID
-    containers: Mapping[str, ContainerState]
-    sandboxes: Mapping[str, ContainerState]
+    containers: Mapping[str, RecordState]
+    sandboxes: Mapping[str, RecordState]
 
 
 class RelistState(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ def listing_of(record: PodRecord) -> ListedPod:
     return ListedPod(
         PodUID(record.uid),
         {container.id: container.state for container in record.containers},
-        {box.id: ContainerState.RUNNING if box.ready else ContainerState.EXITED for box in record.sandboxes},
+        {box.id: RecordState.RUNNING if box.ready else RecordState.EXITED for box in record.sandboxes},
     )
 
 
@@ -67,9 +67,9 @@ def current_containers_first(record: PodRecord) -> PodRecord:
     ranked: list[tuple[tuple[bool, bool, int], ContainerRecord]] = []
     in_order = True
     for container in record.containers:  # newest first
-        name, has_started = container.name, container.state is not ContainerState.CREATED
+        name, has_started = container.name, container.state is not RecordState.CREATED
         counts = has_started or (name not in started and not _was_created_too_early(container, record))
-        rank = container.state is ContainerState.RUNNING, counts, container.restart_count
+        rank = container.state is RecordState.RUNNING, counts, container.restart_count
         in_order = in_order and firsts.setdefault(name, rank) >= rank
         if has_started:
             started.add(name)
@@ -141,7 +141,7 @@ def relevant_events(events: Iterable[LifecycleEvent], before: ListedPod | None) 
     """
     events = tuple(events)
     gone = {event.data for event in events if event.type is LifecycleEventType.CONTAINER_REMOVED}
-    unstarted = {each for each in gone if before is not None and before.containers.get(each) is ContainerState.CREATED}
+    unstarted = {each for each in gone if before is not None and before.containers.get(each) is RecordState.CREATED}
     return tuple(
         event for event in events if event.data not in unstarted or event.type is not LifecycleEventType.CONTAINER_DIED
     )
@@ -162,17 +162,17 @@ def events_between(uid: PodUID, old: ListedPod | None, new: ListedPod | None) ->
     )
 
 
-def transition(old: ContainerState | None, new: ContainerState | None) -> tuple[LifecycleEventType, ...]:
+def transition(old: RecordState | None, new: RecordState | None) -> tuple[LifecycleEventType, ...]:
     """Return the events of one container's change. None: it does not exist. Created counts as unknown."""
     old, new = _simple(old), _simple(new)
     if old is new:
         return ()
     match new:
-        case ContainerState.RUNNING:
+        case RecordState.RUNNING:
             return (LifecycleEventType.CONTAINER_STARTED,)
-        case ContainerState.EXITED:
+        case RecordState.EXITED:
             return (LifecycleEventType.CONTAINER_DIED,)
-        case None if old is ContainerState.EXITED:  # ContainerDied was sent before
+        case None if old is RecordState.EXITED:  # ContainerDied was sent before
             return (LifecycleEventType.CONTAINER_REMOVED,)
         case None:
             return (LifecycleEventType.CONTAINER_DIED, LifecycleEventType.CONTAINER_REMOVED)
@@ -203,11 +203,11 @@ def _compare(
     return RelistState(state.records, state.reinspect.difference(now)), tuple(pods)
 
 
-def _states(pod: ListedPod | None) -> dict[str, ContainerState]:
+def _states(pod: ListedPod | None) -> dict[str, RecordState]:
     if pod is None:
         return {}
     return {**pod.containers, **{key: state for key, state in pod.sandboxes.items() if key not in pod.containers}}
 
 
-def _simple(state: ContainerState | None) -> ContainerState | None:
-    return ContainerState.UNKNOWN if state is ContainerState.CREATED else state
+def _simple(state: RecordState | None) -> RecordState | None:
+    return RecordState.UNKNOWN if state is RecordState.CREATED else state

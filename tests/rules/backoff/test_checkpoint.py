@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.backoff.checkpoint import decode_note, encode_note, time_away
 from podkeeper.rules.backoff.table import (
     DEFAULT_CURVE,
@@ -48,7 +48,7 @@ def seconds(count: float) -> timedelta:
 
 
 def exited(finished_at: datetime, id_: str = "c1") -> PodRecord:
-    container = ContainerRecord(id=id_, name="app", state=ContainerState.EXITED, finished_at=finished_at)
+    container = ContainerRecord(id=id_, name="app", state=RecordState.EXITED, finished_at=finished_at)
     return PodRecord(uid=UID, containers=(container,))
 
 

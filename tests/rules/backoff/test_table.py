@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from podkeeper.model.k8s.core import Container, Pod, ResourceRequirements
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import EventType, PodEvent
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.backoff.table import (
     DEFAULT_CURVE,
     MIN_DELAY,
@@ -41,7 +41,7 @@ def seconds(count: float) -> timedelta:
 
 def exited(finished: float | None, name: str = "app") -> ContainerRecord:
     finished_at = None if finished is None else at(finished)
-    return ContainerRecord(id="x", name=name, state=ContainerState.EXITED, finished_at=finished_at)
+    return ContainerRecord(id="x", name=name, state=RecordState.EXITED, finished_at=finished_at)
 
 
 def crash(
@@ -152,7 +152,7 @@ def test_a_long_run_resets_the_backoff() -> None:
 
 
 def test_a_newer_container_that_has_not_exited_does_not_hide_the_exit() -> None:
-    created = ContainerRecord(id="y", name="app", state=ContainerState.CREATED)
+    created = ContainerRecord(id="y", name="app", state=RecordState.CREATED)
     record = PodRecord(uid="u1", containers=(created, exited(9, "other"), exited(7), exited(3)))
     assert latest_exit(record, "app") == exited(7)
     assert latest_exit(record, "unknown") is None

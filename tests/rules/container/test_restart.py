@@ -17,8 +17,7 @@ from podkeeper.model.k8s.core import (
     PodSpec,
     PodStatus,
 )
-from podkeeper.model.runtime import ContainerRecord, PodRecord
-from podkeeper.model.runtime import ContainerState as RuntimeState
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.container.restart import (
     all_containers_are_removed,
     all_containers_should_restart,
@@ -50,7 +49,7 @@ pod = partial(build.pod, "web")
 
 
 def ran(state: str, code: int = 0, name: str = "c") -> ContainerRecord:
-    return ContainerRecord(id=f"{name}-0", name=name, state=RuntimeState(state), exit_code=code)
+    return ContainerRecord(id=f"{name}-0", name=name, state=RecordState(state), exit_code=code)
 
 
 EXITS = {

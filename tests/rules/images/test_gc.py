@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageFsUsage, ImageRecord, PodRecord
+from podkeeper.model.runtime import ContainerRecord, ImageFsUsage, ImageRecord, PodRecord, RecordState
 from podkeeper.rules.images.gc import (
     GcPolicy,
     TrackedImage,
@@ -28,7 +28,7 @@ def image(name: str, *, size: int = 10, pinned: bool = False) -> ImageRecord:
     return ImageRecord(id=f"id-{name}", tags=(tag,), digests=(digest,), size_bytes=size, pinned=pinned)
 
 
-def user_of(name: str, *, state: ContainerState = ContainerState.RUNNING, image_id: str = "") -> PodRecord:
+def user_of(name: str, *, state: RecordState = RecordState.RUNNING, image_id: str = "") -> PodRecord:
     made = ContainerRecord(id="c", name="c", state=state, image=name, image_id=image_id)
     return PodRecord(uid=f"pod-{name}", containers=(made,))
 
@@ -58,8 +58,8 @@ USERS = {
     "by its id":            user_of("x", image_id="id-a"),
     "by its tag":           user_of("docker.io/library/a:v1"),
     "by its digest":        user_of("x", image_id="docker.io/library/a@sha256:a"),
-    "by an exited one":     user_of("id-a", state=ContainerState.EXITED),
-    "by a created one":     user_of("id-a", state=ContainerState.CREATED),
+    "by an exited one":     user_of("id-a", state=RecordState.EXITED),
+    "by a created one":     user_of("id-a", state=RecordState.CREATED),
 }  # fmt: skip
 
 

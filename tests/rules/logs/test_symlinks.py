@@ -1,10 +1,10 @@
 """Links to logs: names, targets, and dangling links."""
 
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.logs.symlinks import LogLink, dangling_links, link_name, links_of
 
-RUNS = ContainerRecord(id="aaa", name="app", state=ContainerState.RUNNING, restart_count=2)
-ENDED = ContainerRecord(id="bbb", name="app", state=ContainerState.EXITED, restart_count=1)
+RUNS = ContainerRecord(id="aaa", name="app", state=RecordState.RUNNING, restart_count=2)
+ENDED = ContainerRecord(id="bbb", name="app", state=RecordState.EXITED, restart_count=1)
 POD = PodRecord(uid="u-1", name="web", namespace="shop", containers=(RUNS, ENDED))
 
 

@@ -8,11 +8,11 @@ from podkeeper.model.k8s.core import (
     Container,
     EphemeralContainer,
 )
-from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.container.hash import container_hash
 from podkeeper.testing import build
 
-CREATED, RUNNING, EXITED, UNKNOWN = ContainerState
+CREATED, RUNNING, EXITED, UNKNOWN = RecordState
 
 
 pod = partial(build.pod, "web")
@@ -23,7 +23,7 @@ def debug(*names: str) -> tuple[EphemeralContainer, ...]:
 
 
 def ran(
-    spec: Container, state: ContainerState, code: int = 0, *, changed: bool = False, run: int = 0, reason: str = ""
+    spec: Container, state: RecordState, code: int = 0, *, changed: bool = False, run: int = 0, reason: str = ""
 ) -> ContainerRecord:
     made_from = "another spec" if changed else container_hash(spec)
     record = ContainerRecord(id=f"{spec.name}-{run}", name=spec.name, state=state, spec_hash=made_from)

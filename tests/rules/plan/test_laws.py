@@ -9,7 +9,7 @@ from msgspec.structs import replace as changed
 
 from podkeeper.model.k8s.core import Container, Pod, Probe
 from podkeeper.model.messages import ProbeResult
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.container.hash import container_hash
 from podkeeper.rules.container.restart import is_sidecar, restarts_after_exit
 from podkeeper.rules.plan import compute_pod_actions
@@ -19,7 +19,7 @@ from tests.rules.plan.planning import CREATED, DEAD_SANDBOX, EXITED, RUNNING, SA
 
 FAILURE = ProbeResult.FAILURE
 
-ContainerHistory = tuple[tuple[tuple[ContainerState, int], ...], bool, ProbeResult | None, ProbeResult | None]
+ContainerHistory = tuple[tuple[tuple[RecordState, int], ...], bool, ProbeResult | None, ProbeResult | None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ SPECS = {
     for name in ("i0", "i1", "i2", "a0", "a1", "a2", "d0")
 }
 RESULTS: list[ProbeResult | None] = [None, ProbeResult.SUCCESS, ProbeResult.FAILURE, ProbeResult.UNKNOWN]
-PAST: list[tuple[tuple[ContainerState, int], ...]] = [(), ((EXITED, 1),), ((EXITED, 0),)]
+PAST: list[tuple[tuple[RecordState, int], ...]] = [(), ((EXITED, 1),), ((EXITED, 0),)]
 PRESENT = [(RUNNING, 0), (EXITED, 0), (EXITED, 1), (EXITED, 42), (CREATED, 0), (UNKNOWN, 0)]
 HISTORIES = [(), (), *((present, *past) for present, past in product(PRESENT, PAST))]
 FATES: list[ContainerHistory] = list(product(HISTORIES, [False, False, True], RESULTS, RESULTS))

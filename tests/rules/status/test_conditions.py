@@ -3,7 +3,7 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodCondition, PodReadinessGate, PodStatus
-from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.status.conditions import (
     all_containers_restarting_condition,
     containers_ready_condition,
@@ -149,7 +149,7 @@ RESTARTS_ALL = container("a", restart_policy="Never", restart_rule=("RestartAllC
 def record(exit_code: int | None) -> PodRecord:
     if exit_code is None:
         return PodRecord(uid="u1")
-    found = ContainerRecord(id="1", name="a", state=ContainerState.EXITED, exit_code=exit_code)
+    found = ContainerRecord(id="1", name="a", state=RecordState.EXITED, exit_code=exit_code)
     return PodRecord(uid="u1", containers=(found,))
 
 

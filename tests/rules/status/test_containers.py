@@ -14,7 +14,7 @@ from podkeeper.model.k8s.core import (
     VolumeMount,
     VolumeMountStatus,
 )
-from podkeeper.model.runtime import ContainerRecord, ContainerState, LinuxUser, PodRecord
+from podkeeper.model.runtime import ContainerRecord, LinuxUser, PodRecord, RecordState
 from podkeeper.rules.status.containers import (
     ContainerView,
     StartFailure,
@@ -36,7 +36,7 @@ def record(
     return ContainerRecord(
         id=id,
         name=name,
-        state=ContainerState(state),
+        state=RecordState(state),
         image=f"{name}:seen",
         image_id=f"sha256:{name}",
         restart_count=restarts,
@@ -182,7 +182,7 @@ def test_the_started_flag_of_the_last_container_does_not_apply_to_the_next() -> 
 
 def test_the_user_of_a_container_is_shown() -> None:
     user = LinuxUser(uid=1, gid=2, supplemental_groups=(3,))
-    found = ContainerRecord(id="1", name="a", state=ContainerState.RUNNING, user=user)
+    found = ContainerRecord(id="1", name="a", state=RecordState.RUNNING, user=user)
     shown = the_status(view(found)).user
     assert shown is not None
     assert shown.linux is not None
@@ -259,7 +259,7 @@ def test_an_ephemeral_container_has_the_status_of_a_regular_one() -> None:
 def records() -> st.SearchStrategy[tuple[ContainerRecord, ...]]:
     every = [
         record(state=state.value, id=id, exit_code=code, restarts=restarts)
-        for state, id, code, restarts in product(ContainerState, ("a-0", "a-1"), (0, 1), (0, 2))
+        for state, id, code, restarts in product(RecordState, ("a-0", "a-1"), (0, 1), (0, 2))
     ]
     return st.lists(st.sampled_from(every), max_size=3).map(tuple)
 
@@ -271,7 +271,7 @@ def test_restart_counts_never_decrease(
     seen = view(*found, of=pod(A, policy=policy), failures=BACKOFF if fails else {}, restarting_all=restarting_all)
     status = the_status(seen, old)
     assert status.restart_count >= old.restart_count
-    if found and found[0].state is not ContainerState.UNKNOWN:
+    if found and found[0].state is not RecordState.UNKNOWN:
         assert status.restart_count >= found[0].restart_count
 
 

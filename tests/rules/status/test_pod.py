@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import ContainerStateTerminated, Pod, PodCondition, PodStatus
-from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.container.restart import could_restart_all
 from podkeeper.rules.evict import PAST_DEADLINE, Eviction
 from podkeeper.rules.probe.flags import ProbeView
@@ -30,7 +30,7 @@ def record(name: str = "a", state: str = "running", *, exit_code: int = 0, sandb
     return ContainerRecord(
         id=name,
         name=name,
-        state=ContainerState(state),
+        state=RecordState(state),
         exit_code=exit_code,
         started_at=AGENT_START,
         sandbox_id=sandbox_id,
@@ -315,7 +315,7 @@ def test_the_qos_class_in_the_api_stays() -> None:
 # Laws.
 
 
-def views(states: tuple[ContainerState, ...] = tuple(ContainerState)) -> st.SearchStrategy[PodView]:
+def views(states: tuple[RecordState, ...] = tuple(RecordState)) -> st.SearchStrategy[PodView]:
     def records(name: str) -> st.SearchStrategy[tuple[ContainerRecord, ...]]:
         """Zero, one or two records of a container."""
         every = [record(name, state.value, exit_code=code) for state, code in product(states, (0, 1))]
@@ -369,7 +369,7 @@ def test_a_pod_succeeds_only_if_all_containers_exited_with_0(given_pod: Pod, see
         assert all(end is not None and end.exit_code == 0 for end in ends)
 
 
-@given(pods(), views(states=(ContainerState.CREATED, ContainerState.RUNNING, ContainerState.EXITED)))
+@given(pods(), views(states=(RecordState.CREATED, RecordState.RUNNING, RecordState.EXITED)))
 def test_a_status_without_events_does_not_change(given_pod: Pod, seen: PodView) -> None:
     """A published status does not change while nothing happens."""
     if could_restart_all(given_pod.spec):

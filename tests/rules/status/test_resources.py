@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodSpec, PodStatus, ResourceRequirements
-from podkeeper.model.runtime import ActualResources, ContainerRecord, ContainerState
+from podkeeper.model.runtime import ActualResources, ContainerRecord, RecordState
 from podkeeper.rules.status.resources import allocated_resources, container_resources, pod_resources
 from podkeeper.testing import build
 from tests.rules.status.statuses import running
@@ -21,7 +21,7 @@ def resources(limits: Amounts = None, requests: Amounts = None) -> ResourceRequi
 def shown(
     container: Container, actual: ActualResources | None, old: ContainerStatus | None = None, state: str = "running"
 ) -> ResourceRequirements:
-    found = ContainerRecord(id="a", name="a", state=ContainerState(state), resources=actual)
+    found = ContainerRecord(id="a", name="a", state=RecordState(state), resources=actual)
     return container_resources(container, found, "fake://a", old)
 
 

@@ -11,7 +11,7 @@ from podkeeper.model.errors import InBackoff, NetworkNotReady, TryLater
 from podkeeper.model.history import Cause, SyncKind
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.worker.events import (
     Cancel,
     Complete,
@@ -83,8 +83,8 @@ MIRROR = pod(labels={"version": "mirror"})
 DELETING = pod(labels={"version": "2"}, deletion_grace=10, deleted=True)
 FAILED = pod(labels={"version": "2"}, phase="Failed")
 RECORD = PodRecord(uid="uid", name="web", namespace="default")
-STOPPED = replace(RECORD, containers=(ContainerRecord(id="c", name="app", state=ContainerState.EXITED),))
-RUNNING = replace(RECORD, containers=(ContainerRecord(id="c", name="app", state=ContainerState.RUNNING),))
+STOPPED = replace(RECORD, containers=(ContainerRecord(id="c", name="app", state=RecordState.EXITED),))
+RUNNING = replace(RECORD, containers=(ContainerRecord(id="c", name="app", state=RecordState.RUNNING),))
 SANDBOX_READY = replace(RECORD, sandboxes=(SandboxRecord(id="s", ready=True),))
 SIGNAL_A, SIGNAL_B = FakeSignal("a"), FakeSignal("b")
 

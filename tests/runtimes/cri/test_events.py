@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from podkeeper.model.errors import RuntimeUnavailable
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.model.runtime_calls import RuntimeEvent, RuntimeEventType
 from podkeeper.runtimes.cri import events
 from podkeeper.runtimes.cri.schema import containerd_events, cri
@@ -73,7 +73,7 @@ def test_an_exit_is_forwarded_after_the_status_confirms_it() -> None:
             assert not waiting.done()  # an inspection now shows it running, and no other event would follow
             fake.exit(container_id, 1)
             assert await waiting == (cri_pod.uid, container_id, STOPPED)
-            assert (await cri_pod.container(container_id)).state is ContainerState.EXITED
+            assert (await cri_pod.container(container_id)).state is RecordState.EXITED
 
     run(scenario())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from podkeeper.model.errors import AgentError, CallTimedOut, ImagePullFailed, RuntimeRefused, RuntimeUnavailable
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.images import CriImages
 from podkeeper.runtimes.cri.runtime import CriRuntime
@@ -142,7 +142,7 @@ class Lost:
         assert self.there() in ([], [(int(cri.CONTAINER_EXITED), 7)])
         assert self.seen is not None
         for each in self.seen.containers:
-            assert (each.state, each.exit_code) == (ContainerState.EXITED, 7)
+            assert (each.state, each.exit_code) == (RecordState.EXITED, 7)
 
 
 def dead_process() -> int:

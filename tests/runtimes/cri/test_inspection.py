@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.runtimes.cri import owners
 from podkeeper.runtimes.cri.owners import Kind, Owner, OwnerIndex
 from podkeeper.runtimes.cri.schema import cri
@@ -48,11 +48,11 @@ def test_the_status_of_a_running_container_is_requested_once() -> None:
         async with runtime_on_fake(fake) as runtime:
             cri_pod = CriPod(runtime)
             container_id = await cri_pod.create(await cri_pod.sandbox())
-            assert (await cri_pod.container(container_id)).state is ContainerState.CREATED
+            assert (await cri_pod.container(container_id)).state is RecordState.CREATED
             await runtime.start_container(container_id)
             first = await cri_pod.container(container_id)
             assert first == await cri_pod.container(container_id)
-            assert (first.state, fake.count("ContainerStatus")) == (ContainerState.RUNNING, 2)
+            assert (first.state, fake.count("ContainerStatus")) == (RecordState.RUNNING, 2)
             fake.exit(container_id, 3)  # without an event
             assert (await cri_pod.container(container_id)).exit_code == 3
 

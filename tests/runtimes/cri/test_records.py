@@ -13,11 +13,11 @@ from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import (
     ActualResources,
     ContainerRecord,
-    ContainerState,
     ImageRecord,
     LinuxUser,
     NetworkMode,
     PodRecord,
+    RecordState,
     SandboxRecord,
 )
 from podkeeper.model.runtime_calls import SandboxConfig
@@ -111,7 +111,7 @@ def test_lists_and_statuses_have_the_same_ids_states_and_hashes() -> None:
 def test_an_exit_has_its_code_reason_and_times() -> None:
     exited = next(each["status"] for each in OBJECTS["containers"] if each["status"].get("exit_code") == 3)
     record = container_record(ParseDict(exited, cri.ContainerStatus()), "box", "its last words")
-    assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 3, "Error")
+    assert (record.state, record.exit_code, record.reason) == (RecordState.EXITED, 3, "Error")
     assert record.message == "its last words"
     assert record.started_at == datetime(2026, 11, 15, 8, 7, 52, 76004, UTC)
     assert record.finished_at == datetime(2026, 11, 15, 8, 7, 54, 89573, UTC)
@@ -184,7 +184,7 @@ def test_a_container_whose_sandbox_is_gone_still_has_its_pod() -> None:
 
 def test_a_created_container_has_not_started() -> None:
     record = container_record(cri.ContainerStatus(id="x"), "box")
-    assert (record.state, record.started_at, record.finished_at) == (ContainerState.CREATED, None, None)
+    assert (record.state, record.started_at, record.finished_at) == (RecordState.CREATED, None, None)
 
 
 def test_a_container_that_could_not_start_is_shown_as_by_the_kubelet() -> None:
@@ -346,10 +346,10 @@ def at(seconds: float) -> datetime:
 
 
 STATES = {
-    cri.CONTAINER_CREATED: ContainerState.CREATED,
-    cri.CONTAINER_RUNNING: ContainerState.RUNNING,
-    cri.CONTAINER_EXITED: ContainerState.EXITED,
-    cri.CONTAINER_UNKNOWN: ContainerState.UNKNOWN,
+    cri.CONTAINER_CREATED: RecordState.CREATED,
+    cri.CONTAINER_RUNNING: RecordState.RUNNING,
+    cri.CONTAINER_EXITED: RecordState.EXITED,
+    cri.CONTAINER_UNKNOWN: RecordState.UNKNOWN,
 }
 
 
@@ -409,13 +409,13 @@ def test_fallbacks_for_missing_labels_and_annotations() -> None:
         id="c", image_ref="ref", metadata=cri.ContainerMetadata(name="app"), annotations={HASH_OF_NONE: "x"}
     )
     assert listed_container(bare) == ContainerRecord(
-        id="c", name="app", state=ContainerState.CREATED, image_id="ref", image_ref="ref", created_at=at(0)
+        id="c", name="app", state=RecordState.CREATED, image_id="ref", image_ref="ref", created_at=at(0)
     )
     status = cri.ContainerStatus(id="c", image_ref="ref", metadata=cri.ContainerMetadata(name="app"))
     assert container_record(status, "box") == ContainerRecord(
         id="c",
         name="app",
-        state=ContainerState.CREATED,
+        state=RecordState.CREATED,
         image_id="ref",
         image_ref="ref",
         sandbox_id="box",
@@ -454,11 +454,11 @@ def test_a_container_record_is_complete(number: Any) -> None:
         id="c",
         state=state,
         created_at=at(1),
-        started_at=None if state is ContainerState.CREATED else at(2),
+        started_at=None if state is RecordState.CREATED else at(2),
         resources=ActualResources(memory_limit_bytes=5),
         user=LinuxUser(uid=1, gid=2),
         **SEEN,
-        **(ended if state is ContainerState.EXITED else {}),
+        **(ended if state is RecordState.EXITED else {}),
     )
 
 
@@ -494,7 +494,7 @@ def test_a_sandbox_record_is_complete(network: Any, mode: NetworkMode) -> None:
 
 def test_the_record_of_a_pod_is_complete() -> None:
     ready = SandboxRecord(id="b", ready=True, ip="192.0.2.1", additional_ips=("", "2001:db8::1"))
-    made = ContainerRecord(id="c", name="app", state=ContainerState.RUNNING)
+    made = ContainerRecord(id="c", name="app", state=RecordState.RUNNING)
     expected = PodRecord(
         uid="u",
         name="web",

@@ -9,7 +9,7 @@ import pytest
 from podkeeper.model.errors import ImagePullFailed, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.k8s.core import ResourceRequirements
 from podkeeper.model.probing import CommandExited
-from podkeeper.model.runtime import ContainerState, NetworkMode
+from podkeeper.model.runtime import NetworkMode, RecordState
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.schema import cri
@@ -95,7 +95,7 @@ def test_a_container_that_could_not_start_is_found_with_its_reason(containerd: C
         with pytest.raises(RuntimeRefused, match=r"^failed to create containerd task: .*/no/such/binary.*unknown$"):
             await runtime.start_container(container_id)
         record = await cri_pod.container(container_id)
-        assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 128, "StartError")
+        assert (record.state, record.exit_code, record.reason) == (RecordState.EXITED, 128, "StartError")
         assert record.message.startswith("failed to create containerd task")
         assert record.started_at is not None
         assert record.started_at.year == 1970
@@ -258,7 +258,7 @@ def test_a_killed_runtime_is_detected_at_once_and_pods_keep_running(cri_node: Cr
         await wait_until_available(runtime)
         record = await cri_pod.exited(ends)
         assert record.exit_code == 7
-        assert (await cri_pod.container(container_id)).state is ContainerState.RUNNING
+        assert (await cri_pod.container(container_id)).state is RecordState.RUNNING
         stream = runtime.events()
         await asyncio.sleep(0.2)
         await runtime.stop_container(container_id, 5)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable, TryLater
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.runtimes.cri.runtime import CriRuntime
 from podkeeper.runtimes.cri.schema import containerd_events, cri
 from podkeeper.testing.failures import fail_each_call
@@ -29,9 +29,9 @@ from tests.runtimes.cri.fake_server import DirectTransport, FakeCri, containerd_
 ERRORS = {"unary": (RuntimeUnavailable, CallTimedOut, RuntimeRefused)}
 LATE_SECONDS = 0.03  # containerd sends the event of an exit before its CRI side shows it
 STATES = {
-    cri.CONTAINER_CREATED: ContainerState.CREATED,
-    cri.CONTAINER_RUNNING: ContainerState.RUNNING,
-    cri.CONTAINER_EXITED: ContainerState.EXITED,
+    cri.CONTAINER_CREATED: RecordState.CREATED,
+    cri.CONTAINER_RUNNING: RecordState.RUNNING,
+    cri.CONTAINER_EXITED: RecordState.EXITED,
 }
 
 
@@ -71,7 +71,7 @@ class Harness:
         await self.inspect()
         assert self.seen is not None
         for found in self.seen.containers:
-            if found.restart_count == attempt and found.state is not ContainerState.CREATED:
+            if found.restart_count == attempt and found.state is not RecordState.CREATED:
                 return  # an earlier try took effect after all
         self.container = await self.cri_pod.create(self.box, attempt=attempt)
         await self.runtime.start_container(self.container)
@@ -114,7 +114,7 @@ class Harness:
 
     # Results.
 
-    def there(self) -> tuple[list[int], list[tuple[int, ContainerState]]]:
+    def there(self) -> tuple[list[int], list[tuple[int, RecordState]]]:
         """Return what the server has. Exit codes are left out: a stop may come before or after an exit."""
         boxes = [int(box.state) for box in self.fake.sandboxes.values()]
         return boxes, sorted((each.metadata.attempt, STATES[each.state]) for each in self.fake.containers.values())
@@ -166,7 +166,7 @@ async def the_pod_can_be_replaced(harness: Harness) -> None:
     harness.exit_by_itself()
     await asyncio.sleep(1)
     harness.check_last_inspection()
-    assert [state for _, state in harness.there()[1]] == [ContainerState.EXITED]
+    assert [state for _, state in harness.there()[1]] == [RecordState.EXITED]
 
 
 def operation(harness: Callable[[PortCalls], Any], run: Callable[[Harness], Awaitable[None]]) -> OperationTest[Harness]:

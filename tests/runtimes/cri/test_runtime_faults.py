@@ -9,7 +9,7 @@ import pytest
 
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable, TryLater
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.runtimes.cri.schema import cri
 from tests.runtimes.cri.cri_pod import CriPod, runtime_on_fake, wait_until, wait_until_available
 from tests.runtimes.cri.fake_server import FakeCri, Hang, Late, LoseAnswer, Refuse
@@ -307,7 +307,7 @@ def test_a_failed_start_is_reported_without_grpc_code() -> None:
             fake.next("StartContainer", Refuse(UNKNOWN, "failed to create containerd task: no such file"))
             with pytest.raises(RuntimeRefused, match=r"^failed to create containerd task: no such file$"):
                 await runtime.start_container(container_id)
-            assert (await cri_pod.container(container_id)).state is ContainerState.CREATED
+            assert (await cri_pod.container(container_id)).state is RecordState.CREATED
 
     run(scenario())
 
@@ -321,7 +321,7 @@ def test_a_refused_start_of_a_started_container_succeeds() -> None:
             await runtime.start_container(container_id)
             fake.exit(container_id, 0)
             await runtime.start_container(container_id)
-            assert (await cri_pod.container(container_id)).state is ContainerState.EXITED
+            assert (await cri_pod.container(container_id)).state is RecordState.EXITED
 
     run(scenario())
 
@@ -405,7 +405,7 @@ def test_a_restart_of_the_runtime_is_detected() -> None:
             assert asyncio.get_running_loop().time() - begun < 30
             await fake.serve(fake.path)
             await wait_until_available(runtime)
-            assert (await cri_pod.container(container_id)).state is ContainerState.RUNNING
+            assert (await cri_pod.container(container_id)).state is RecordState.RUNNING
 
     run(scenario())
 

@@ -11,7 +11,7 @@ import pytest
 
 from podkeeper.model.errors import CallTimedOut, ImagePullFailed, RuntimeRefused, RuntimeUnavailable, TryLater
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageFsUsage, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, ImageFsUsage, PodRecord, RecordState, SandboxRecord
 from podkeeper.model.stats import (
     ContainerStats,
     CpuStats,
@@ -528,12 +528,12 @@ def test_a_pod_record_is_complete_and_constant_parts_are_requested_once() -> Non
         inspector = PodInspector(CriCalls(node), index, VirtualClock())
         record = await inspector.pod_record(PodUID("u"))
         c2 = ContainerRecord(
-            id="c2", name="", state=ContainerState.RUNNING, sandbox_id="b2", created_at=at(0), started_at=at(0)
+            id="c2", name="", state=RecordState.RUNNING, sandbox_id="b2", created_at=at(0), started_at=at(0)
         )
         c1 = ContainerRecord(
             id="c1",
             name="",
-            state=ContainerState.EXITED,
+            state=RecordState.EXITED,
             sandbox_id="b2",
             created_at=at(0),
             started_at=at(0),
@@ -584,7 +584,7 @@ def test_changed_objects_are_requested_again() -> None:
         node.boxes[0] = node.box("b2", 2, cri.SANDBOX_NOTREADY)
         record = await inspector.pod_record(PodUID("u"))
         assert node.new_requests() == ["ContainerStatus c2", *LISTS, "PodSandboxStatus b2"]
-        assert (record.ips, record.containers[0].state) == ((), ContainerState.EXITED)
+        assert (record.ips, record.containers[0].state) == ((), RecordState.EXITED)
 
     simulate(scenario())
 

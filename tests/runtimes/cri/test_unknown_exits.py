@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.rules.defaults.pod import GRACE_SECONDS
 from podkeeper.runtimes.cri.requests.labels import TERMINATION_GRACE
 from podkeeper.runtimes.cri.schema import cri
@@ -27,10 +27,10 @@ def dead_process() -> int:
     return process.pid
 
 
-def see(process: int | None, known_id: str = "") -> tuple[ContainerState, int, list[int]]:
+def see(process: int | None, known_id: str = "") -> tuple[RecordState, int, list[int]]:
     """Inspect a container whose exit status 7 was lost. Return its state, exit code and the timeouts of its stops."""
 
-    async def scenario() -> tuple[ContainerState, int, list[int]]:
+    async def scenario() -> tuple[RecordState, int, list[int]]:
         fake = FakeCri()
         async with runtime_on_fake(fake) as runtime:
             cri_pod = CriPod(runtime, termination_grace_period_seconds=11)
@@ -53,16 +53,16 @@ def see(process: int | None, known_id: str = "") -> tuple[ContainerState, int, l
 
 
 def test_an_unknown_container_without_process_gets_its_exit_code() -> None:
-    assert see(dead_process()) == (ContainerState.EXITED, 7, [11])
+    assert see(dead_process()) == (RecordState.EXITED, 7, [11])
 
 
 def test_an_unknown_container_whose_pid_was_reused_has_exited() -> None:
-    assert see(os.getpid()) == (ContainerState.EXITED, 7, [11])
+    assert see(os.getpid()) == (RecordState.EXITED, 7, [11])
 
 
 def test_an_unknown_container_that_may_run_is_not_stopped() -> None:
-    assert see(os.getpid(), known_id=MINE) == (ContainerState.UNKNOWN, 0, [])
-    assert see(None) == (ContainerState.UNKNOWN, 0, [])
+    assert see(os.getpid(), known_id=MINE) == (RecordState.UNKNOWN, 0, [])
+    assert see(None) == (RecordState.UNKNOWN, 0, [])
 
 
 @pytest.mark.parametrize(

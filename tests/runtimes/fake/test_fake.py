@@ -12,7 +12,7 @@ from podkeeper.model.errors import CallTimedOut, ImagePullFailed, RuntimeRefused
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
-from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode
+from podkeeper.model.runtime import ContainerRecord, NetworkMode, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeEventType, SandboxConfig
 from podkeeper.ports.runtime import Runtime
 from podkeeper.runtimes.fake import ANNOTATION_PREFIX, Behaviour, ExecRequest, ExecStep, FakeRuntime, Fault, Operation
@@ -55,30 +55,30 @@ def seconds(record: ContainerRecord) -> float:
 
 # ---- lives ----
 
-LIVES: dict[str, tuple[Behaviour, int, tuple[ContainerState, int, str, float | None]]] = {
+LIVES: dict[str, tuple[Behaviour, int, tuple[RecordState, int, str, float | None]]] = {
     "no script: it runs forever":
-        (Behaviour(), 0, (ContainerState.RUNNING, 0, "", None)),
+        (Behaviour(), 0, (RecordState.RUNNING, 0, "", None)),
     "it ends well after a while":
-        (Behaviour(after_seconds=5), 0, (ContainerState.EXITED, 0, "Completed", 5.0)),
+        (Behaviour(after_seconds=5), 0, (RecordState.EXITED, 0, "Completed", 5.0)),
     "it fails after a while":
-        (Behaviour(after_seconds=5, exit_code=1), 0, (ContainerState.EXITED, 1, "Error", 5.0)),
+        (Behaviour(after_seconds=5, exit_code=1), 0, (RecordState.EXITED, 1, "Error", 5.0)),
     "it is killed for its memory":
         (Behaviour(after_seconds=5, exit_code=137, reason="OOMKilled"), 0,
-         (ContainerState.EXITED, 137, "OOMKilled", 5.0)),
+         (RecordState.EXITED, 137, "OOMKilled", 5.0)),
     "it ends at once":
-        (Behaviour(after_seconds=0), 0, (ContainerState.EXITED, 0, "Completed", 0.0)),
+        (Behaviour(after_seconds=0), 0, (RecordState.EXITED, 0, "Completed", 0.0)),
     "it crashes twice: the second attempt does":
-        (Behaviour(after_seconds=1, exit_code=2, crashes=2), 1, (ContainerState.EXITED, 2, "Error", 1.0)),
+        (Behaviour(after_seconds=1, exit_code=2, crashes=2), 1, (RecordState.EXITED, 2, "Error", 1.0)),
     "it crashes twice: the third attempt lives":
-        (Behaviour(after_seconds=1, exit_code=2, crashes=2), 2, (ContainerState.RUNNING, 0, "", None)),
+        (Behaviour(after_seconds=1, exit_code=2, crashes=2), 2, (RecordState.RUNNING, 0, "", None)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("behaviour, attempt, expected", LIVES.values(), ids=LIVES.keys())
 def test_the_scripted_lifetime_of_a_container(
-    behaviour: Behaviour, attempt: int, expected: tuple[ContainerState, int, str, float | None]
+    behaviour: Behaviour, attempt: int, expected: tuple[RecordState, int, str, float | None]
 ) -> None:
-    async def scenario() -> tuple[ContainerState, int, str, float | None]:
+    async def scenario() -> tuple[RecordState, int, str, float | None]:
         runtime = FakeRuntime(VirtualClock(), behaviours={("web", "app"): behaviour})
         await start(runtime, pod(), attempt)
         await asyncio.sleep(3600)
@@ -138,7 +138,7 @@ def test_a_container_exits_after_sigterm_although_the_stop_was_cancelled() -> No
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await runtime.stop_container(container_id, 60)
-        assert (await newest_container(runtime)).state is ContainerState.RUNNING
+        assert (await newest_container(runtime)).state is RecordState.RUNNING
         await asyncio.sleep(20)
         return await newest_container(runtime)
 
@@ -192,9 +192,9 @@ def test_a_failed_start_leaves_a_container_with_the_reason() -> None:
         with pytest.raises(RuntimeRefused, match=r"/run\.sh"):
             await start(runtime, pod())
         record = await newest_container(runtime)
-        assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 128, "StartError")
+        assert (record.state, record.exit_code, record.reason) == (RecordState.EXITED, 128, "StartError")
         await start(runtime, pod(), attempt=1)
-        assert (await newest_container(runtime)).state is ContainerState.RUNNING
+        assert (await newest_container(runtime)).state is RecordState.RUNNING
 
     simulate(scenario())
 
@@ -278,9 +278,9 @@ def test_a_fault_applies_to_its_operation_and_pod_n_times() -> None:
         for _ in range(2):
             with pytest.raises(RuntimeRefused):
                 await runtime.start_container(container_id)
-            assert (await newest_container(runtime)).state is ContainerState.CREATED
+            assert (await newest_container(runtime)).state is RecordState.CREATED
         await runtime.start_container(container_id)
-        assert (await newest_container(runtime)).state is ContainerState.RUNNING
+        assert (await newest_container(runtime)).state is RecordState.RUNNING
         assert [call.error for call in runtime.ledger if call.about == WEB and "start" in call.operation] == [
             "RuntimeRefused",
             "RuntimeRefused",
@@ -298,7 +298,7 @@ def test_a_call_that_times_out_may_have_taken_effect() -> None:
         async with asyncio.TaskGroup() as group:
             starting = group.create_task(_outcome(runtime.start_container(container_id)))
             await asyncio.sleep(1)
-            assert (await newest_container(runtime)).state is ContainerState.RUNNING
+            assert (await newest_container(runtime)).state is RecordState.RUNNING
         assert isinstance(starting.result(), CallTimedOut)
 
     assert simulate(scenario())[1] == 120.0
@@ -412,7 +412,7 @@ def test_calls_fail_while_the_runtime_is_down_and_containers_keep_running() -> N
         assert len(runtime.live_containers()) == 1
         await asyncio.sleep(10)
         runtime.come_up()
-        assert (await newest_container(runtime)).state is ContainerState.EXITED
+        assert (await newest_container(runtime)).state is RecordState.EXITED
         assert (await runtime.health()).runtime_ready
 
     simulate(scenario())
@@ -674,7 +674,7 @@ def test_after_a_reboot_nothing_runs_and_all_records_remain() -> None:
         runtime.reboot()
         record = await runtime.pod_record(WEB)
         assert [it.ready for it in record.sandboxes] == [False]
-        assert [(it.state, it.exit_code) for it in record.containers] == [(ContainerState.EXITED, 255)]
+        assert [(it.state, it.exit_code) for it in record.containers] == [(RecordState.EXITED, 255)]
         assert runtime.live_containers() == []
 
     simulate(scenario())

@@ -21,10 +21,10 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
 from podkeeper.model.runtime import (
     ContainerRecord,
-    ContainerState,
     ImageFsUsage,
     NetworkMode,
     PodRecord,
+    RecordState,
     SandboxRecord,
 )
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeHealth, SandboxConfig
@@ -153,7 +153,7 @@ def test_every_change_of_a_pod_reaches_the_witness_and_the_consumers() -> None:
         container = ContainerRecord(
             id="c000002",
             name="app",
-            state=ContainerState.RUNNING,
+            state=RecordState.RUNNING,
             image="nginx",
             image_id=image.id if image else "",
             spec_hash="h",
@@ -173,7 +173,7 @@ def test_every_change_of_a_pod_reaches_the_witness_and_the_consumers() -> None:
         await runtime.stop_sandbox(sandbox_id)
         await runtime.stop_container(container_id, 5)
         ended = msgspec.structs.replace(
-            container, state=ContainerState.EXITED, finished_at=at(3), exit_code=137, reason="Error"
+            container, state=RecordState.EXITED, finished_at=at(3), exit_code=137, reason="Error"
         )
         stopped = msgspec.structs.replace(sandbox, ready=False, ip="")
         expected = PodRecord(uid=WEB, name="web", namespace="shop", sandboxes=(stopped,), containers=(ended,))
@@ -255,7 +255,7 @@ def test_impossible_creates_and_starts_are_refused() -> None:
             await runtime.create_container(sandbox_id, wanted(web, image="odd"))
         created = await runtime.create_container(sandbox_id, wanted(web))
         await runtime.stop_sandbox(sandbox_id)
-        assert (await runtime.pod_record(WEB)).containers[0].state is ContainerState.CREATED
+        assert (await runtime.pod_record(WEB)).containers[0].state is RecordState.CREATED
         with pytest.raises(RuntimeRefused, match="cannot start container app: its sandbox is not ready"):
             await runtime.start_container(created)
         with pytest.raises(RuntimeRefused, match=f"cannot create container app: sandbox {sandbox_id} is not ready"):
@@ -394,7 +394,7 @@ def test_scripts_are_found_by_uid_name_and_star() -> None:
                 await runtime.start_container(container_id)
             errors.append(str(raised.value).partition(": ")[2])
             (record,) = (await runtime.pod_record(PodUID(f"uid-{name}"))).containers[:1]
-            assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 128, "StartError")
+            assert (record.state, record.exit_code, record.reason) == (RecordState.EXITED, 128, "StartError")
             assert record.message == errors[-1]
         assert errors == ["by uid", "any of the pod", "any pod", "by default"]
 

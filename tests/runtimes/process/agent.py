@@ -13,7 +13,7 @@ import sys
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 
@@ -42,7 +42,7 @@ async def keep(runtime: ProcessRuntime, root: str, number: int, dice: random.Ran
             await runtime.run_sandbox(SandboxConfig(pod=pod, attempt=attempt))
             continue
         last = record.container("c")
-        if last is not None and last.state is ContainerState.RUNNING:
+        if last is not None and last.state is RecordState.RUNNING:
             await asyncio.sleep(dice.uniform(0, 0.05))
             match dice.randrange(4):
                 case 0:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from podkeeper.model.probing import CommandExited
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.runtimes.process.keeper.files import read_json, write_json
 from podkeeper.runtimes.process.keeper_client import KeeperTimeouts
@@ -94,7 +94,7 @@ def test_agents_killed_at_any_moment_lose_and_duplicate_no_container(jail: str) 
                 pid_of(root, container.id)
                 for pod in await runtime.list_pods()
                 for container in pod.containers
-                if container.state is ContainerState.RUNNING
+                if container.state is RecordState.RUNNING
             ]
             marked = [pid for number in range(pods) for pid in processes_with(mark_of(root, number))]
             assert sorted(running) == sorted(marked)
@@ -139,8 +139,8 @@ def test_an_exit_without_an_agent_has_its_real_exit_code(tmp_path: Path) -> None
             ended, living = pod.container("ends"), pod.container("lives")
             assert ended is not None
             assert living is not None
-            assert (ended.id, ended.state, ended.exit_code, ended.reason) == (ends, ContainerState.EXITED, 7, "Error")
-            assert (living.id, living.state) == (lives, ContainerState.RUNNING)
+            assert (ended.id, ended.state, ended.exit_code, ended.reason) == (ends, RecordState.EXITED, 7, "Error")
+            assert (living.id, living.state) == (lives, RecordState.RUNNING)
             assert pid_of(root, lives) == pid
             assert await runtime.exec_sync(lives, ["echo", "hello"], 5) == CommandExited(0, b"hello\n")
             log = (tmp_path / "logs" / "ends" / "0.log").read_bytes()
@@ -196,7 +196,7 @@ def test_containers_are_killed_with_their_keeper_and_reported(jail: str) -> None
             assert (await harness.container(ended)).exit_code == 3
             assert (await anext(stream)).container_id == box.id
             assert [it.ready for it in (await harness.record()).sandboxes] == [False]
-            assert (await other.container(neighbour)).state is ContainerState.RUNNING
+            assert (await other.container(neighbour)).state is RecordState.RUNNING
             finished_at = (await harness.container(lived)).finished_at
             await runtime.stop_sandbox(box.id)
             await runtime.remove_container(ended)
@@ -221,7 +221,7 @@ def test_a_keeper_that_died_without_an_agent_is_reported_the_same_after_each_sta
             for _ in range(2):
                 async with opened(root) as harness.runtime:
                     record = await harness.container(container)
-                    assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 137, "Error")
+                    assert (record.state, record.exit_code, record.reason) == (RecordState.EXITED, 137, "Error")
                     assert not (await harness.record()).sandboxes[0].ready
                     ends.append(record)
             assert ends[0] == ends[1]
@@ -252,7 +252,7 @@ def test_after_a_reboot_nothing_runs_and_a_reused_pid_is_not_killed() -> None:
             async with opened(root) as harness.runtime:
                 assert {it.id for it in (await harness.record()).containers} == {container, torn}
                 for record in (await harness.record()).containers:
-                    assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 255, "Unknown")
+                    assert (record.state, record.exit_code, record.reason) == (RecordState.EXITED, 255, "Unknown")
                 assert not (await harness.record()).sandboxes[0].ready
                 await remove_all(harness.runtime, root)
             assert unrelated.poll() is None
@@ -283,7 +283,7 @@ def test_an_unresponsive_keeper_is_reported_delays_no_other_pod_and_recovers(is_
                     if is_hung:
                         await _until(lambda: _is_ready(silent, False))
                     assert (await silent.record()).sandboxes[0].ready is not is_hung
-                    assert (await silent.container(container)).state is ContainerState.RUNNING
+                    assert (await silent.container(container)).state is RecordState.RUNNING
                     assert (await well.record()).sandboxes[0].ready
                     os.kill(keeper, signal.SIGCONT)
                     await _until(lambda: _is_ready(silent, True))
@@ -374,7 +374,7 @@ def test_an_invalid_sandbox_directory_is_deleted_and_other_roots_are_not_touched
                 async with opened(root) as runtime:
                     assert await runtime.list_pods() == ()
                     await eventually(lambda: os.listdir(Path(root, "sandboxes")) == [], "nothing is left")
-            assert (await harness.container(container)).state is ContainerState.RUNNING
+            assert (await harness.container(container)).state is RecordState.RUNNING
 
     asyncio.run(act())
 
@@ -386,7 +386,7 @@ def test_fifty_pods_at_once() -> None:
             containers = await asyncio.gather(*(harness.start("sleep", "3600") for harness in scenes))
             records = await runtime.list_pods()
             assert len(records) == len(set(containers)) == 50
-            assert all(it.containers[0].state is ContainerState.RUNNING for it in records)
+            assert all(it.containers[0].state is RecordState.RUNNING for it in records)
             assert len(keepers_of(runtime._root)) == 50
 
     asyncio.run(act())

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from tests.runtimes.process.harness import Scene, in_runtime
 
@@ -20,11 +20,11 @@ def test_a_cancelled_stop_does_not_kill_and_a_later_stop_does(tmp_path: Path) ->
             await asyncio.sleep(0.1)
             await runtime.cancel_stops()
             await asyncio.sleep(1.8)
-            assert (await scene.container(container)).state is ContainerState.RUNNING
+            assert (await scene.container(container)).state is RecordState.RUNNING
             await runtime.stop_container(container, 0)
             await stop
         record = await scene.container(container)
-        assert (record.state, record.exit_code) == (ContainerState.EXITED, 137)
+        assert (record.state, record.exit_code) == (RecordState.EXITED, 137)
 
     in_runtime(act)
 
@@ -48,7 +48,7 @@ def test_a_stop_after_a_cancelled_stop_sends_the_signal_again(tmp_path: Path) ->
             await stop
             await repeated
         record = await scene.container(container)
-        assert (record.state, record.exit_code) == (ContainerState.EXITED, 7)
+        assert (record.state, record.exit_code) == (RecordState.EXITED, 7)
 
     in_runtime(act)
 
@@ -58,6 +58,6 @@ def test_cancelling_without_a_pending_stop_has_no_effect() -> None:
         scene = Scene(runtime)
         container = await scene.start("sleep", "60")
         await runtime.cancel_stops()
-        assert (await scene.container(container)).state is ContainerState.RUNNING
+        assert (await scene.container(container)).state is RecordState.RUNNING
 
     in_runtime(act)

@@ -9,10 +9,10 @@ import pytest
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import (
     ContainerRecord,
-    ContainerState,
     LinuxUser,
     NetworkMode,
     PodRecord,
+    RecordState,
     SandboxRecord,
 )
 from podkeeper.model.runtime_calls import RuntimeEvent
@@ -100,15 +100,15 @@ def test_decode_container_fills_in_defaults() -> None:
 
 
 RECORDS: dict[str, tuple[ReportedContainer, dict[str, Any]]] = {
-    "created": (container(), {"state": ContainerState.CREATED}),
+    "created": (container(), {"state": RecordState.CREATED}),
     "running": (
         container(state="running", pid=7, ticks=9, started_at=3 * SECOND),
-        {"state": ContainerState.RUNNING, "started_at": at(3)},
+        {"state": RecordState.RUNNING, "started_at": at(3)},
     ),
     "exited": (
         container(state="exited", code=3, reason="Error", message="why", started_at=3 * SECOND, finished_at=4 * SECOND),
         {
-            "state": ContainerState.EXITED,
+            "state": RecordState.EXITED,
             "started_at": at(3),
             "finished_at": at(4),
             "exit_code": 3,
@@ -118,7 +118,7 @@ RECORDS: dict[str, tuple[ReportedContainer, dict[str, Any]]] = {
     ),
     "never started": (
         container(state="exited", code=128, finished_at=4 * SECOND),
-        {"state": ContainerState.EXITED, "started_at": T0, "finished_at": at(4), "exit_code": 128},
+        {"state": RecordState.EXITED, "started_at": T0, "finished_at": at(4), "exit_code": 128},
     ),
 }
 

@@ -16,7 +16,7 @@ from podkeeper.model.errors import BadInput, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.k8s.core import Container, Lifecycle, Pod, ResourceRequirements, SecurityContext
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandExited
-from podkeeper.model.runtime import ContainerState, NetworkMode
+from podkeeper.model.runtime import NetworkMode, RecordState
 from podkeeper.model.runtime_calls import RuntimeEvent, RuntimeEventType, SandboxConfig
 from podkeeper.runtimes.events import EventHub
 from podkeeper.runtimes.process.runtime import ProcessRuntime
@@ -85,7 +85,7 @@ def test_a_fast_writer_is_throttled_and_other_containers_are_not_affected(tmp_pa
         assert resident_bytes(keeper) - before < 16 * 2**20
         await runtime.stop_container(noise, 1)
         record = await loud.container(noise)
-        assert (record.state, record.exit_code) == (ContainerState.EXITED, 143)
+        assert (record.state, record.exit_code) == (RecordState.EXITED, 143)
         with open(tmp_path / "loud" / "c" / "0.log", "rb") as file:
             file.seek(-10_000, os.SEEK_END)
             lines = contents(file.read())[1:]
@@ -135,7 +135,7 @@ def test_a_missing_command_is_a_start_error(tmp_path: Path) -> None:
         with pytest.raises(RuntimeRefused, match="/no/such/binary"):
             await runtime.start_container(container)
         record = await harness.container(container)
-        assert (record.state, record.exit_code, record.reason) == (ContainerState.EXITED, 128, "StartError")
+        assert (record.state, record.exit_code, record.reason) == (RecordState.EXITED, 128, "StartError")
         assert "/no/such/binary" in record.message
         assert record.started_at == datetime(1970, 1, 1, tzinfo=UTC)
         await runtime.start_container(container)  # the start was attempted
@@ -315,7 +315,7 @@ def test_containers_share_the_namespaces_that_the_pod_requests() -> None:
             assert isinstance(seen, CommandExited)
             assert (b"86397.125" in seen.output) is shared
             await runtime.stop_container(first, 0)
-            assert (await harness.container(second)).state is ContainerState.RUNNING
+            assert (await harness.container(second)).state is RecordState.RUNNING
 
     in_runtime(act, jail="auto")
 

@@ -18,7 +18,7 @@ from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import NotRun
-from podkeeper.model.runtime import ContainerState, ImageRecord
+from podkeeper.model.runtime import ImageRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeHealth, SandboxConfig
 from podkeeper.runtimes.process.keeper.files import Json, read_json, write_json
 from podkeeper.runtimes.process.keeper_client import KeeperTimeouts
@@ -75,7 +75,7 @@ class Harness:
         sent = [request for request in self.keepers[-1].requests if request["do"] == do]
         return [{key: value for key, value in request.items() if key != "id"} for request in sent]
 
-    async def states(self) -> list[tuple[int, ContainerState]]:
+    async def states(self) -> list[tuple[int, RecordState]]:
         record = await self.runtime.pod_record(UID)
         return [(each.restart_count, each.state) for each in record.containers]
 
@@ -215,7 +215,7 @@ def test_stop_sandbox_shuts_its_keeper_down() -> None:
         (keeper,) = harness.keepers
         await harness.runtime.stop_sandbox(box)
         assert (harness.requests("shutdown"), keeper.alive) == ([{"do": "shutdown"}], False)
-        assert await harness.states() == [(0, ContainerState.EXITED)]
+        assert await harness.states() == [(0, RecordState.EXITED)]
         await harness.runtime.stop_sandbox(box)
         assert len(harness.requests("shutdown")) == 1
         await harness.runtime.remove_sandbox(box)
@@ -525,7 +525,7 @@ def test_open_adopts_pods_and_deletes_invalid_directories() -> None:
         await asyncio.sleep(1)
         record = await harness.runtime.pod_record(UID)
         assert [(each.id, each.ready) for each in record.sandboxes] == [(stopped, False), (gone, False), (box, True)]
-        assert await harness.states() == [(0, ContainerState.RUNNING)]
+        assert await harness.states() == [(0, RecordState.RUNNING)]
         assert await harness.runtime.list_pods() == (record,)
         while set(harness.sandboxes) != {box, gone, stopped}:
             await asyncio.sleep(0.01)
@@ -569,7 +569,7 @@ def test_a_pod_without_a_responsive_keeper_is_adopted_without_events(how: str) -
         assert not listening.done()
         listening.cancel()
         (record,) = (await harness.runtime.pod_record(UID)).containers
-        expected = ContainerState.RUNNING if how == "silent" else ContainerState.EXITED
+        expected = RecordState.RUNNING if how == "silent" else RecordState.EXITED
         assert (record.id, record.state) == (container, expected)
 
     in_runtime(act)
@@ -588,7 +588,7 @@ def test_health_names_an_unresponsive_keeper_and_its_pod_is_not_ready_after_a_mi
             keeper.disconnect()
         await asyncio.sleep(5)
         assert await harness.runtime.health() == RuntimeHealth(message="keepers that do not answer: default/web")
-        assert await harness.states() == [(0, ContainerState.RUNNING)]
+        assert await harness.states() == [(0, RecordState.RUNNING)]
 
         async def ready() -> bool:
             return (await harness.runtime.pod_record(UID)).sandboxes[0].ready
@@ -610,7 +610,7 @@ def test_containers_of_a_dead_keeper_are_reported_as_exited() -> None:
         while (await harness.runtime.pod_record(UID)).sandboxes[0].ready:
             await asyncio.sleep(0.01)
         (record,) = (await harness.runtime.pod_record(UID)).containers
-        assert (record.id, record.state, record.exit_code) == (container, ContainerState.EXITED, 137)
+        assert (record.id, record.state, record.exit_code) == (container, RecordState.EXITED, 137)
         assert await harness.runtime.health() == RuntimeHealth()
 
     in_runtime(act)
@@ -744,7 +744,7 @@ def test_a_stop_waits_for_an_unreachable_keeper(then: str) -> None:
         loop.call_later(20, lambda: elsewhere.rename(address) if then == "comes back" else keeper.die())
         seconds = await seconds_of(harness.runtime.stop_container(container, 5))
         assert 19 < seconds < 28
-        assert await harness.states() == [(0, ContainerState.EXITED)]
+        assert await harness.states() == [(0, RecordState.EXITED)]
         sent = [{"do": "stop", "container": container, "grace": 5.0}] if then == "comes back" else []
         assert harness.requests("stop") == sent
 

@@ -15,7 +15,7 @@ from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeEventType, SandboxConfig
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from podkeeper.testing.failures import fail_each_call
@@ -51,7 +51,7 @@ class Harness:
     async def run_pod(self, attempt: int = 0) -> None:
         self.box = await self.runtime.run_sandbox(SandboxConfig(pod=POD, attempt=0))
         for found in (await self.runtime.pod_record(UID)).containers:
-            if found.restart_count == attempt and found.state is not ContainerState.CREATED:
+            if found.restart_count == attempt and found.state is not RecordState.CREATED:
                 return  # an earlier attempt took effect
         self.container = await self.create(attempt)
         await self.runtime.start_container(self.container)

@@ -9,7 +9,7 @@ import pytest
 
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.probing import CommandExited, NotRun, TimedOut
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.runtimes.process.keeper.commands import Command
 from podkeeper.runtimes.process.keeper.files import Json
 from podkeeper.runtimes.process.keeper.loop import Loop
@@ -159,7 +159,7 @@ def test_a_stalled_attached_reader_blocks_only_its_container(tmp_path: Path) -> 
         async with await runtime.attach(container) as session:
             await session.write(b"go\n")  # output from before the attach is not sent
             await asyncio.sleep(0.1)
-            assert (await harness.container(container)).state is ContainerState.RUNNING
+            assert (await harness.container(container)).state is RecordState.RUNNING
             assert await runtime.exec_sync(container, ["true"], 5) == CommandExited(0)
             received = await all_of(session)
         assert received == {Channel.STDOUT: b"y\n" * 1000000, Channel.STDERR: b"done\n"}
@@ -236,7 +236,7 @@ def test_commands_end_with_their_agent_and_containers_do_not() -> None:
                 await eventually(lambda: len(running("86397.125")) == 2, "the commands run")
             await eventually(lambda: not running("86397.125"), "the commands have ended")
             async with opened(root) as runtime:
-                assert [pod.containers[0].state for pod in await runtime.list_pods()] == [ContainerState.RUNNING]
+                assert [pod.containers[0].state for pod in await runtime.list_pods()] == [RecordState.RUNNING]
                 await remove_all(runtime, root)
 
     asyncio.run(act())

@@ -14,7 +14,7 @@ import pytest
 
 from podkeeper.linux import libc
 from podkeeper.model.probing import CommandExited
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.runtimes.process.keeper.jail import NamespaceJail
 from podkeeper.runtimes.process.keeper.launch import Launch
 from podkeeper.runtimes.process.keeper.terminal import receive_terminal
@@ -222,7 +222,7 @@ def test_a_terminal_without_stdin_shows_output_and_takes_no_input(tmp_path: Path
             with pytest.raises(Exception, match="it is closed"):
                 await session.write(b"\x03")
             assert await read_until(session, b"tick")
-        assert (await harness.container(container)).state is ContainerState.RUNNING
+        assert (await harness.container(container)).state is RecordState.RUNNING
         await runtime.stop_container(container, 0)
 
     in_runtime(act, jail="auto")

@@ -17,7 +17,7 @@ from podkeeper.app.local.log_follow import LogFollower
 from podkeeper.model.errors import AgentError
 from podkeeper.model.k8s.core import ContainerStatus, Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerState, bare_container_id
+from podkeeper.model.runtime import RecordState, bare_container_id
 from podkeeper.rules.logs.reading import LogOptions, ReadState, advance, begin
 from podkeeper.rules.naming import container_log_path, pod_log_directory
 
@@ -50,7 +50,7 @@ def log_file(agent: Agent, pod: Pod, container: str, *, previous: bool = False) 
 def is_running(agent: Agent, log: LogFile) -> bool:
     """Return whether a container may still write to its log."""
     records = agent.record(log.uid).containers
-    return any(each.id == log.container_id and each.state is not ContainerState.EXITED for each in records)
+    return any(each.id == log.container_id and each.state is not RecordState.EXITED for each in records)
 
 
 def _container_id(pod: Pod, container: str, *, previous: bool) -> str:

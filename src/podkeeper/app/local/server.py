@@ -42,7 +42,7 @@ from podkeeper.model.errors import AgentError, BadInput, Problem, RuntimeRefused
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.k8s.meta import Status
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerState
+from podkeeper.model.runtime import RecordState
 from podkeeper.rules.logs.reading import LogOptions
 from podkeeper.rules.validate.names import missing, wrong
 
@@ -210,7 +210,7 @@ class LocalServer:
         pod, container = self._requested_pod(request), request.match_info["container"]
         found = log_file(self._agent, pod, container)
         for record in self._agent.record(found.uid).containers:
-            if record.id == found.container_id and record.state is ContainerState.RUNNING:
+            if record.id == found.container_id and record.state is RecordState.RUNNING:
                 return found
         raise RuntimeRefused(f"container {container!r} of pod {pod.metadata.name!r} is not running")
 

@@ -23,7 +23,7 @@ import msgspec
 from podkeeper.model.durations import format_duration
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 
 CRASH_LOOP_BACK_OFF = "CrashLoopBackOff"
 IMAGE_PULL_BACK_OFF = "ImagePullBackOff"
@@ -152,7 +152,7 @@ def pull_key(pod: Pod, image: str) -> BackoffKey:
 def latest_exit(record: PodRecord, container_name: str) -> ContainerRecord | None:
     """Return the newest exited container of a name, even if a newer one has not exited."""
     return next(
-        (found for found in record.containers if found.name == container_name and found.state is ContainerState.EXITED),
+        (found for found in record.containers if found.name == container_name and found.state is RecordState.EXITED),
         None,
     )
 

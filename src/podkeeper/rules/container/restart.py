@@ -14,7 +14,7 @@ pkg/api/v1/pod/util.go.
 from enum import StrEnum
 
 from podkeeper.model.k8s.core import Container, ContainerRestartRule, Pod, PodSpec, PodStatus
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 
 ALL_CONTAINERS_RESTARTING = "AllContainersRestarting"
 """The pod condition that is True from the exit that triggers the restart until every old container is removed."""
@@ -98,11 +98,11 @@ def container_should_restart(container: Container, pod: Pod, newest: ContainerRe
     if newest is None:
         return True
     match newest.state:
-        case ContainerState.RUNNING:
+        case RecordState.RUNNING:
             return False
-        case ContainerState.CREATED | ContainerState.UNKNOWN:
+        case RecordState.CREATED | RecordState.UNKNOWN:
             return True
-        case ContainerState.EXITED:
+        case RecordState.EXITED:
             return restarts_after_exit(container, pod.spec, newest.exit_code)
 
 
@@ -137,7 +137,7 @@ def all_containers_should_restart(pod: Pod, record: PodRecord, published: PodSta
     }
     for container in (*(pod.spec.init_containers or ()), *pod.spec.containers):
         found = record.container(container.name)
-        if found is None or found.state is not ContainerState.EXITED:
+        if found is None or found.state is not RecordState.EXITED:
             continue
         if exit_restarts_all(container, found.exit_code):
             return True

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.naming import container_log_path, log_directory_name
 
 SUFFIX: Final = ".log"
@@ -34,7 +34,7 @@ def link_of(record: PodRecord, container: ContainerRecord, log_root: str) -> Log
     return LogLink(
         link_name(record.name, record.namespace, container.name, container.id),
         posixpath.join(log_root, directory, container_log_path(container.name, container.restart_count)),
-        container.state is ContainerState.RUNNING,
+        container.state is RecordState.RUNNING,
     )
 
 

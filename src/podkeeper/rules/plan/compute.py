@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import ProbeResult
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.container.hash import container_hash
 from podkeeper.rules.container.restart import (
@@ -63,7 +63,7 @@ def _reset(pod: Pod, record: PodRecord, sandbox: SandboxChange) -> PodActions:
         for found in record.containers:
             if found.name != container.name:
                 continue
-            exited = found.state is ContainerState.EXITED
+            exited = found.state is RecordState.EXITED
             is_cause = exited and exit_restarts_all(container, found.exit_code)
             (causes if is_cause else affected).append(ContainerToReset(found.id, found.name, kill_first=not exited))
     return PodActions(
@@ -110,7 +110,7 @@ def is_stranded(pod: Pod, record: PodRecord) -> bool:
     if not sandbox.changed or not _has_run_once(pod, newest, sandbox):
         return False
     regular = (newest.get(container.name) for container in pod.spec.containers)
-    return any(found is None or found.state is ContainerState.CREATED for found in regular)
+    return any(found is None or found.state is RecordState.CREATED for found in regular)
 
 
 def _unfinished(pod: Pod, newest: Newest) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ def _unfinished(pod: Pod, newest: Newest) -> tuple[int, ...]:
 
 
 def _succeeded(found: ContainerRecord | None) -> bool:
-    return found is not None and found.state is ContainerState.EXITED and found.exit_code == 0
+    return found is not None and found.state is RecordState.EXITED and found.exit_code == 0
 
 
 # The sandbox stays.
@@ -171,10 +171,10 @@ def _app_actions(pod: Pod, newest: Newest, probes: ProbeResults) -> _AppActions:
     kept = 0
     for index, container in enumerate(pod.spec.containers):
         found = newest.get(container.name)
-        if found is None or found.state is not ContainerState.RUNNING:
+        if found is None or found.state is not RecordState.RUNNING:
             if container_should_restart(container, pod, found):
                 to_start.append(index)
-                if found is not None and found.state is ContainerState.UNKNOWN:
+                if found is not None and found.state is RecordState.UNKNOWN:
                     to_kill.append(_kill_unknown(found))
             continue
         cause = _kill_cause(container, found, probes)

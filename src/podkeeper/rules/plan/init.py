@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import ProbeResult
-from podkeeper.model.runtime import ContainerRecord, ContainerState
+from podkeeper.model.runtime import ContainerRecord, RecordState
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.container.hash import container_hash
 from podkeeper.rules.container.restart import container_should_restart, is_sidecar, restarts_on_failure
@@ -102,7 +102,7 @@ def _app_container_exists(app_containers: Sequence[Container], newest: Newest) -
     An exited one does not count, because it may be from the former sandbox.
     """
     return any(
-        found is not None and found.state in (ContainerState.CREATED, ContainerState.RUNNING)
+        found is not None and found.state in (RecordState.CREATED, RecordState.RUNNING)
         for found in (newest.get(container.name) for container in app_containers)
     )
 
@@ -137,26 +137,26 @@ def _frontier_step(pod: Pod, container: Container, found: ContainerRecord, probe
     if is_sidecar(container):
         return _sidecar_step(container, found, probes)
     match found.state:
-        case ContainerState.CREATED:
+        case RecordState.CREATED:
             return _START  # the start failed after the container was created
-        case ContainerState.RUNNING:
+        case RecordState.RUNNING:
             return _WAIT
-        case ContainerState.EXITED if not _failed(found):
+        case RecordState.EXITED if not _failed(found):
             return _DONE
-        case ContainerState.EXITED:
+        case RecordState.EXITED:
             return _START if container_should_restart(container, pod, found) else _FAILED
-        case ContainerState.UNKNOWN:
+        case RecordState.UNKNOWN:
             return _replace_unknown(found) if restarts_on_failure(container, pod.spec) else _FAILED
 
 
 def _sidecar_step(container: Container, found: ContainerRecord, probes: ProbeResults) -> _InitStep:
     """Return what a sidecar needs to run, be started and be live."""
     match found.state:
-        case ContainerState.CREATED | ContainerState.EXITED:
+        case RecordState.CREATED | RecordState.EXITED:
             return _START
-        case ContainerState.UNKNOWN:
+        case RecordState.UNKNOWN:
             return _replace_unknown(found)
-        case ContainerState.RUNNING:
+        case RecordState.RUNNING:
             return _running_sidecar_step(container, found, probes)
 
 

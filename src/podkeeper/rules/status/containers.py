@@ -30,8 +30,7 @@ from podkeeper.model.k8s.core import (
     VolumeMount,
     VolumeMountStatus,
 )
-from podkeeper.model.runtime import ContainerRecord, LinuxUser, PodRecord, api_container_id
-from podkeeper.model.runtime import ContainerState as RuntimeState
+from podkeeper.model.runtime import ContainerRecord, LinuxUser, PodRecord, RecordState, api_container_id
 from podkeeper.model.times import format_time
 from podkeeper.rules.container.restart import container_should_restart, is_sidecar
 from podkeeper.rules.status.phase import RESTARTING_ALL_CONTAINERS
@@ -79,7 +78,7 @@ def init_statuses(view: ContainerView, old: Sequence[ContainerStatus] | None) ->
     """Return the statuses of the init containers, in the order of the spec."""
     before = {status.name: status for status in old or ()}
     newest_regular = [view.record.container(container.name) for container in view.pod.spec.containers]
-    past_init = any(record is not None and record.state is not RuntimeState.UNKNOWN for record in newest_regular)
+    past_init = any(record is not None and record.state is not RecordState.UNKNOWN for record in newest_regular)
     return tuple(
         _init_status(view, container, before.get(container.name), past_init)
         for container in view.pod.spec.init_containers or ()
@@ -102,7 +101,7 @@ def _init_status(
 ) -> ContainerStatus:
     status = _known_status(view, container, old)
     newest = view.record.container(container.name)
-    if newest is not None and newest.state is RuntimeState.EXITED and newest.exit_code == 0:
+    if newest is not None and newest.state is RecordState.EXITED and newest.exit_code == 0:
         return status
     if newest is None and status.state.waiting is not None:
         if view.keeps_init_exits and (end := status.last_state.terminated) is not None and end.container_id:
@@ -126,7 +125,7 @@ def _known_status(view: ContainerView, container: Container, old: ContainerStatu
         return _from_old_status(view, container, old)
     status = _from_record(view, container, records[0], old)
     # A container that was created and never started (the agent died in between) must not hide an exit code.
-    before = next((record for record in records[1:] if record.state is not RuntimeState.CREATED), None)
+    before = next((record for record in records[1:] if record.state is not RecordState.CREATED), None)
     if before is not None:
         return replace(status, last_state=_from_record(view, container, before, old).state)
     return status
@@ -184,7 +183,7 @@ def _from_record(
 ) -> ContainerStatus:
     """Return the status of a container from one runtime record."""
     container_id = api_container_id(view.runtime_name, record.id)
-    running = record.state is RuntimeState.RUNNING
+    running = record.state is RecordState.RUNNING
     return ContainerStatus(
         name=record.name,
         image=record.image,
@@ -208,9 +207,9 @@ def _restart_count(record: ContainerRecord, old: ContainerStatus | None) -> int:
     if old is None:
         return record.restart_count
     match record.state:
-        case RuntimeState.RUNNING if old.state.terminated is not None and old.restart_count >= record.restart_count:
+        case RecordState.RUNNING if old.state.terminated is not None and old.restart_count >= record.restart_count:
             return old.restart_count + 1
-        case RuntimeState.UNKNOWN if old.state.running is not None:
+        case RecordState.UNKNOWN if old.state.running is not None:
             return old.restart_count + 1
         case _:
             return max(old.restart_count, record.restart_count)
@@ -228,9 +227,9 @@ def _state(
 ) -> ContainerState:
     started_at = None if record.started_at is None else format_time(record.started_at)
     match record.state:
-        case RuntimeState.RUNNING:
+        case RecordState.RUNNING:
             return ContainerState(running=ContainerStateRunning(started_at=started_at))
-        case RuntimeState.EXITED:
+        case RecordState.EXITED:
             return ContainerState(
                 terminated=ContainerStateTerminated(
                     exit_code=record.exit_code,
@@ -241,9 +240,9 @@ def _state(
                     container_id=container_id,
                 )
             )
-        case RuntimeState.UNKNOWN if old is not None and old.state.running is not None:
+        case RecordState.UNKNOWN if old is not None and old.state.running is not None:
             return _NOT_LOCATED_FOR_RESTART if view.restarting_all else NOT_LOCATED
-        case RuntimeState.UNKNOWN | RuntimeState.CREATED:
+        case RecordState.UNKNOWN | RecordState.CREATED:
             return ContainerState(waiting=ContainerStateWaiting())
 
 

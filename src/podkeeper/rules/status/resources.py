@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodSpec, PodStatus, ResourceRequirements
 from podkeeper.model.quantity import ZERO, Format, Quantity, parse_quantity
-from podkeeper.model.runtime import ActualResources, ContainerRecord, ContainerState
+from podkeeper.model.runtime import ActualResources, ContainerRecord, RecordState
 from podkeeper.model.wire import QuantityLike
 from podkeeper.rules.resources import amounts_of, container_total, limits_of, may_be_pod_level, pod_requests
 from podkeeper.rules.status.phase import Phase
@@ -34,7 +34,7 @@ def container_resources(
 ) -> ResourceRequirements:
     """Return the resources to show for a container that the runtime knows."""
     asked = container.resources
-    if record.state is not ContainerState.RUNNING:
+    if record.state is not RecordState.RUNNING:
         return asked
     actual = record.resources or _NOTHING
     still_runs = old is not None and old.state.running is not None and old.container_id == container_id

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from podkeeper.model.history import Cause
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.runtime import ContainerState, PodRecord
+from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.rules.grace import Grace, effective_grace
 from podkeeper.rules.status.phase import is_terminal
 from podkeeper.rules.worker.events import (
@@ -161,7 +161,7 @@ def _terminated_before(update: Update, runtime: PodRecord | None) -> bool:
         update.pod is not None
         and is_terminal(update.pod.status.phase)
         and runtime is not None
-        and all(container.state is not ContainerState.RUNNING for container in runtime.containers)
+        and all(container.state is not RecordState.RUNNING for container in runtime.containers)
         and not any(sandbox.ready for sandbox in runtime.sandboxes)
     )
 

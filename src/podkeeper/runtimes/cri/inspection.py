@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 from podkeeper.linux.termination import termination_message
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, NetworkMode, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, RecordState, SandboxRecord
 from podkeeper.ports.clock import Clock
 from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.owners import Kind, OwnerIndex
@@ -124,7 +124,7 @@ class PodInspector:
             return None
         if status.state != cri.CONTAINER_EXITED:
             record = container_record(status, listed.pod_sandbox_id)
-            if record.state is ContainerState.RUNNING:
+            if record.state is RecordState.RUNNING:
                 self._settled[listed.id] = record
             return record
         record = container_record(status, listed.pod_sandbox_id, await _termination_message_of(status))

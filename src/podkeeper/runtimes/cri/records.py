@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from podkeeper.model.runtime import (
     ActualResources,
     ContainerRecord,
-    ContainerState,
     ImageRecord,
     LinuxUser,
     NetworkMode,
     PodRecord,
+    RecordState,
     SandboxRecord,
 )
 from podkeeper.runtimes.cri.requests.labels import (
@@ -39,9 +39,9 @@ from podkeeper.runtimes.cri.schema import cri
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _STATES: Final = {
-    cri.CONTAINER_CREATED: ContainerState.CREATED,
-    cri.CONTAINER_RUNNING: ContainerState.RUNNING,
-    cri.CONTAINER_EXITED: ContainerState.EXITED,
+    cri.CONTAINER_CREATED: RecordState.CREATED,
+    cri.CONTAINER_RUNNING: RecordState.RUNNING,
+    cri.CONTAINER_EXITED: RecordState.EXITED,
 }
 _SHARES_PER_CPU: Final = 1024
 _MIN_SHARES: Final = 2
@@ -103,8 +103,8 @@ def listed_sandbox(box: cri.PodSandbox) -> SandboxRecord:
     )
 
 
-def listed_state(container: cri.Container) -> ContainerState:
-    return _STATES.get(container.state, ContainerState.UNKNOWN)
+def listed_state(container: cri.Container) -> RecordState:
+    return _STATES.get(container.state, RecordState.UNKNOWN)
 
 
 def listed_container(container: cri.Container) -> ContainerRecord:
@@ -140,7 +140,7 @@ def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:
 
 def container_record(status: cri.ContainerStatus, sandbox_id: str, termination_message: str = "") -> ContainerRecord:
     """Return the record of a container. `termination_message` is appended to the runtime's message."""
-    state = _STATES.get(status.state, ContainerState.UNKNOWN)
+    state = _STATES.get(status.state, RecordState.UNKNOWN)
     record = ContainerRecord(
         id=status.id,
         name=_container_name(status.labels, status.metadata),
@@ -153,11 +153,11 @@ def container_record(status: cri.ContainerStatus, sandbox_id: str, termination_m
         restart_count=_number(status.annotations.get(RESTART_COUNT)),
         created_at=instant(status.created_at),
         # A container that could not be started has no start time. The kubelet shows 1970, and so do we.
-        started_at=None if state is ContainerState.CREATED else instant(status.started_at),
+        started_at=None if state is RecordState.CREATED else instant(status.started_at),
         resources=_resources(status),
         user=_user(status),
     )
-    if state is not ContainerState.EXITED:
+    if state is not RecordState.EXITED:
         return record
     return replace(
         record,

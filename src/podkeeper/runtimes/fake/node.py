@@ -15,10 +15,10 @@ from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import (
     ContainerRecord,
-    ContainerState,
     ImageRecord,
     NetworkMode,
     PodRecord,
+    RecordState,
     SandboxRecord,
 )
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeEventType, SandboxConfig
@@ -129,13 +129,13 @@ class FakeNode:
         """Create a container. A container of the same attempt that never started is removed first."""
         pod, name = sandbox.pod, config.container.name
         for old in [it for it in pod.containers if (it.record.name, it.record.restart_count) == (name, config.attempt)]:
-            if old.record.state is not ContainerState.CREATED:
+            if old.record.state is not RecordState.CREATED:
                 raise RuntimeRefused(f"cannot create container {name}: attempt {config.attempt} has already started")
             self.remove_container(old)
         record = ContainerRecord(
             id=f"c{self._next_number():06}",
             name=name,
-            state=ContainerState.CREATED,
+            state=RecordState.CREATED,
             image=config.container.image or "",
             image_id=image.id,
             spec_hash=config.spec_hash,
@@ -160,7 +160,7 @@ class FakeNode:
         if any(other.running and other.record.name == record.name for other in pod.containers):
             self._violated(f"{pod.name}/{record.name} runs twice")
         loop = asyncio.get_running_loop()
-        container.record = replace(record, state=ContainerState.RUNNING, started_at=self._clock.now())
+        container.record = replace(record, state=RecordState.RUNNING, started_at=self._clock.now())
         container.started = loop.time()
         self._changed_by(pod, container.record, RuntimeEventType.STARTED)
         lifetime = behaviour.lifetime_of(record.restart_count)
@@ -189,7 +189,7 @@ class FakeNode:
         container.stop_timer()
         container.record = replace(
             container.record,
-            state=ContainerState.EXITED,
+            state=RecordState.EXITED,
             finished_at=self._clock.now(),
             exit_code=exit_code,
             reason=reason or ("Error" if exit_code else "Completed"),

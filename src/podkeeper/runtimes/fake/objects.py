@@ -11,7 +11,7 @@ import asyncio
 from msgspec.structs import replace
 
 from podkeeper.model.messages import PodUID
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord, SandboxRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.runtimes.fake.behaviour import Behaviour
 
 
@@ -42,7 +42,7 @@ class FakeContainer:
 
     @property
     def running(self) -> bool:
-        return self.record.state is ContainerState.RUNNING
+        return self.record.state is RecordState.RUNNING
 
     def end_by(self, timer: asyncio.TimerHandle) -> None:
         """Use a timer for its exit, unless an earlier timer is set."""

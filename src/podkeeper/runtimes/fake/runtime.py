@@ -13,7 +13,7 @@ from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
-from podkeeper.model.runtime import ContainerRecord, ContainerState, ImageFsUsage, ImageRecord, PodRecord
+from podkeeper.model.runtime import ContainerRecord, ImageFsUsage, ImageRecord, PodRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
 from podkeeper.ports.clock import Clock
 from podkeeper.runtimes.events import EventFilter, EventHub, EventStream
@@ -130,7 +130,7 @@ class FakeRuntime:
             container = self._node.containers.get(container_id)
             if container is None:
                 raise RuntimeRefused(f"cannot start container {container_id}: not found")
-            if container.record.state is ContainerState.CREATED:
+            if container.record.state is RecordState.CREATED:
                 self._node.start_container(container)
 
     async def stop_container(self, container_id: str, grace_seconds: float) -> None:

@@ -16,10 +16,10 @@ import msgspec
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import (
     ContainerRecord,
-    ContainerState,
     LinuxUser,
     NetworkMode,
     PodRecord,
+    RecordState,
     SandboxRecord,
 )
 from podkeeper.model.runtime_calls import RuntimeEvent, RuntimeEventType
@@ -107,7 +107,7 @@ def container_record(container: ReportedContainer, sandbox_id: str) -> Container
     return ContainerRecord(
         id=container.id,
         name=facts.name,
-        state=ContainerState(container.state),
+        state=RecordState(container.state),
         image=facts.image,
         image_id=facts.image_id,
         spec_hash=facts.spec_hash,

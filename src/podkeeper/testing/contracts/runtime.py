@@ -17,7 +17,7 @@ from podkeeper.model.k8s.core import Container, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import CommandExited, NotRun, TimedOut
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType, SandboxConfig
 from podkeeper.ports.runtime import Runtime
 from podkeeper.rules.naming import container_log_path, pod_log_directory
@@ -99,7 +99,7 @@ class _PodHarness:
         """Wait until the container has exited. Return its record."""
 
         async def holds() -> bool:
-            return (await self.container(container_id)).state is ContainerState.EXITED
+            return (await self.container(container_id)).state is RecordState.EXITED
 
         await eventually(holds, f"container {container_id} exited")
         return await self.container(container_id)
@@ -151,7 +151,7 @@ async def stop_sandbox_kills_its_containers(subject: RuntimeSubject) -> None:
     record = await harness.record()
     assert [it.ready for it in record.sandboxes] == [False]
     assert record.ips == ()
-    assert [(it.id, it.state) for it in record.containers] == [(container_id, ContainerState.EXITED)]
+    assert [(it.id, it.state) for it in record.containers] == [(container_id, RecordState.EXITED)]
 
 
 @RUNTIME.scenario
@@ -194,7 +194,7 @@ async def create_container_does_not_start_it(subject: RuntimeSubject) -> None:
     sandbox_id = await harness.sandbox()
     container_id = await harness.create(sandbox_id, "live", attempt=5)
     record = await harness.container(container_id)
-    assert record.state is ContainerState.CREATED
+    assert record.state is RecordState.CREATED
     assert (record.name, record.restart_count, record.sandbox_id) == ("live", 5, sandbox_id)
     assert record.spec_hash == "5ca1ab1e"
     assert record.created_at is not None
@@ -221,7 +221,7 @@ async def create_container_replaces_an_unstarted_one(subject: RuntimeSubject) ->
     container_id = await harness.create(sandbox_id, "live")
     assert [it.id for it in (await harness.record()).containers] == [container_id]
     await harness.runtime.start_container(container_id)
-    assert (await harness.container(container_id)).state is ContainerState.RUNNING
+    assert (await harness.container(container_id)).state is RecordState.RUNNING
 
 
 @RUNTIME.scenario
@@ -239,7 +239,7 @@ async def a_started_attempt_is_not_created_again(subject: RuntimeSubject) -> Non
         with raises(TryLater):
             await harness.create(sandbox_id, name)
     states = {it.id: it.state for it in (await harness.record()).containers}
-    assert states == {running: ContainerState.RUNNING, exited: ContainerState.EXITED}
+    assert states == {running: RecordState.RUNNING, exited: RecordState.EXITED}
 
 
 @RUNTIME.scenario
@@ -250,7 +250,7 @@ async def start_container_is_idempotent(subject: RuntimeSubject) -> None:
     first = await harness.container(container_id)
     await harness.runtime.start_container(container_id)
     second = await harness.container(container_id)
-    assert (first.state, second.state) == (ContainerState.RUNNING, ContainerState.RUNNING)
+    assert (first.state, second.state) == (RecordState.RUNNING, RecordState.RUNNING)
     assert first.started_at is not None
     assert first.started_at == second.started_at
 
@@ -290,7 +290,7 @@ async def stop_container_returns_when_the_container_has_exited(subject: RuntimeS
     begun = loop.time()
     await harness.runtime.stop_container(container_id, PATIENCE_SECONDS)
     record = await harness.container(container_id)
-    assert record.state is ContainerState.EXITED
+    assert record.state is RecordState.EXITED
     assert record.finished_at is not None
     assert loop.time() - begun < PATIENCE_SECONDS
 
@@ -305,7 +305,7 @@ async def a_container_that_ignores_sigterm_is_killed(subject: RuntimeSubject) ->
     await harness.runtime.stop_container(container_id, 1)
     assert asyncio.get_running_loop().time() - begun >= 1
     record = await harness.container(container_id)
-    assert (record.state, record.exit_code) == (ContainerState.EXITED, 137)
+    assert (record.state, record.exit_code) == (RecordState.EXITED, 137)
 
 
 @RUNTIME.scenario
@@ -315,7 +315,7 @@ async def a_grace_period_of_0_kills_at_once(subject: RuntimeSubject) -> None:
     _, container_id = await harness.start("stubborn")
     await harness.runtime.stop_container(container_id, 0)
     record = await harness.container(container_id)
-    assert (record.state, record.exit_code) == (ContainerState.EXITED, 137)
+    assert (record.state, record.exit_code) == (RecordState.EXITED, 137)
 
 
 @RUNTIME.scenario
@@ -330,7 +330,7 @@ async def a_later_stop_can_shorten_the_grace_period(subject: RuntimeSubject) -> 
         await asyncio.sleep(0.5)
         await harness.runtime.stop_container(container_id, 1)
     assert asyncio.get_running_loop().time() - begun < PATIENCE_SECONDS
-    assert (await harness.container(container_id)).state is ContainerState.EXITED
+    assert (await harness.container(container_id)).state is RecordState.EXITED
 
 
 @RUNTIME.scenario
@@ -466,7 +466,7 @@ async def reopen_log_creates_a_new_file(subject: RuntimeSubject) -> None:
         moved = path.rename(path.with_name("moved"))
         await harness.runtime.reopen_log(container_id)
         assert not path.samefile(moved)
-    assert (await harness.container(container_id)).state is ContainerState.RUNNING
+    assert (await harness.container(container_id)).state is RecordState.RUNNING
 
 
 @RUNTIME.scenario
@@ -489,7 +489,7 @@ async def a_slow_stop_does_not_block_other_calls(subject: RuntimeSubject) -> Non
     async with asyncio.TaskGroup() as group:
         stopping = group.create_task(slow.runtime.stop_container(container_id, 5))
         _, other = await quick.start("live")
-        assert (await quick.container(other)).state is ContainerState.RUNNING
+        assert (await quick.container(other)).state is RecordState.RUNNING
         assert not stopping.done()
 
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from podkeeper.model.k8s.core import ConfigMap, Pod, Volume
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.manifest import decode, read_documents
-from podkeeper.model.runtime import ContainerRecord, ContainerState, PodRecord
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
 from podkeeper.rules.dns import ClusterDns, PodDns, parse_resolv_conf, pod_dns
 from podkeeper.rules.plan.actions import PodActions
@@ -108,7 +108,7 @@ async def asked_for(name: str) -> tuple[SandboxConfig, dict[str, ContainerConfig
         ContainerRecord(
             id=f"earlier-{container}",
             name=container,
-            state=ContainerState.EXITED,
+            state=RecordState.EXITED,
             restart_count=sent["metadata"]["attempt"] - 1,
             finished_at=clock.now() - timedelta(hours=1),
         )
