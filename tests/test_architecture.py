@@ -218,13 +218,20 @@ def found(dotted: str) -> tuple[str, object]:
     return name, functools.reduce(getattr, attributes, importlib.import_module(f"podkeeper.{name}"))
 
 
+def source_of(module: str) -> Path:
+    """Return the source file of a module inside the package."""
+    path = ROOT.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 def test_the_path_of_a_pod_names_functions_that_exist_and_counts_them() -> None:
     text = section("The path of one pod")
     packages = "|".join(MAY_IMPORT)
-    dotted = re.findall(rf"`((?:{packages})\.[\w.]+)`", text)
-    assert dotted
-    assert [name for name in dotted if not callable(found(name)[1])] == []
-    steps = re.findall(rf"^\| [\w ]*\| `((?:{packages})\.[\w.]+)`", text, re.MULTILINE)
+    links = re.findall(rf"\[`((?:{packages})\.[\w.]+)`\]\((.*?)\)", text)
+    assert len(links) == len(re.findall(rf"`(?:{packages})\.[\w.]+`", text)), "every function has a link"
+    assert [name for name, _ in links if not callable(found(name)[1])] == []
+    assert [target for name, target in links if (DOCS / target).resolve() != source_of(found(name)[0])] == []
+    steps = re.findall(rf"^\| [\w ]*\| \[`((?:{packages})\.[\w.]+)`", text, re.MULTILINE)
     files = {found(name)[0] for name in steps}
     assert f"The path has {len(steps)} calls in {len(files)} files." in text
 
