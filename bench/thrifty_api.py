@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from podkeeper.model.api import Listed, WatchEvent, WatchType
+from podkeeper.model.api import Listed, ObjectEvent, WatchType
 from podkeeper.model.errors import AlreadyExists, Conflict, NotFound
 from podkeeper.model.k8s.core import Event, Pod
 from podkeeper.model.times import format_time
@@ -58,18 +58,18 @@ class ThriftyApi:
 
     def watch(
         self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = ""
-    ) -> AsyncIterator[WatchEvent[K]]:
+    ) -> AsyncIterator[ObjectEvent[K]]:
         """Watch changes from now on. Supports only one watch."""
         return self._watch(kind)
 
-    async def _watch(self, kind: type[K]) -> AsyncIterator[WatchEvent[K]]:
+    async def _watch(self, kind: type[K]) -> AsyncIterator[ObjectEvent[K]]:
         while True:
             await self._news.wait()
             self._news.clear()
             while self._changes:
                 begun = time.perf_counter()
                 what, version, packed = self._changes.popleft()
-                event = WatchEvent(what, cast(K, self._typed(packed)), version)
+                event = ObjectEvent(what, cast(K, self._typed(packed)), version)
                 self.seconds += time.perf_counter() - begun
                 yield event
 

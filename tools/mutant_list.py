@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Mutant:
+class PlantedBug:
     """One replacement in one file, and the tests and simulation seed that should catch it.
 
     `workload` and `faults` restrict the simulation to these kinds, so that the conditions of the bug occur more often.
@@ -21,21 +21,21 @@ class Mutant:
 
 
 MUTANTS = (
-    Mutant(
+    PlantedBug(
         "grace-may-grow",
         "rules/grace.py",
         "if requested is not None and (seconds == 0 or requested < seconds):",
         "if requested is not None:",
         ("tests/rules/test_grace.py",),
     ),
-    Mutant(
+    PlantedBug(
         "grace-under-a-second",
         "rules/grace.py",
         "seconds = max(seconds, MIN_GRACE_SECONDS)",
         "seconds = max(seconds, 0)",
         ("tests/rules/test_grace.py",),
     ),
-    Mutant(
+    PlantedBug(
         "status-alone-is-an-update",
         "rules/merge.py",
         "return PodDifference.SAME if stored.status == fresh.status else PodDifference.RECONCILE",
@@ -43,7 +43,7 @@ MUTANTS = (
         ("tests/rules/test_merge.py",),
         seed=8,
     ),
-    Mutant(
+    PlantedBug(
         "source-never-ready-when-empty",
         "rules/merge.py",
         "(Op.ADD, result.added, bool(result.added) or ready),",
@@ -51,21 +51,21 @@ MUTANTS = (
         ("tests/rules/test_merge.py",),
         seed=2,
     ),
-    Mutant(
+    PlantedBug(
         "local-annotation-overwritten",
         "rules/merge.py",
         "annotations={**(fresh.metadata.annotations or {}), **kept},",
         "annotations={**kept, **(fresh.metadata.annotations or {})},",
         ("tests/rules/test_merge.py",),
     ),
-    Mutant(
+    PlantedBug(
         "duplicate-name-wins",
         "rules/merge.py",
         "            duplicates.append(pod)",
         "            accepted.append(pod)",
         ("tests/rules/test_merge.py",),
     ),
-    Mutant(
+    PlantedBug(
         "kill-does-not-cancel",
         "rules/worker/syncs.py",
         "return Step(pending, (*orders, Cancel()) if preempt else orders)",
@@ -73,7 +73,7 @@ MUTANTS = (
         ("tests/rules/worker/test_step.py", "tests/rules/worker/test_laws.py"),
         seed=4,
     ),
-    Mutant(
+    PlantedBug(
         "pending-update-lost",
         "rules/worker/syncs.py",
         "pending = replace(state, activity=replace(busy, pending=latest(busy.pending, work)))",
@@ -83,14 +83,14 @@ MUTANTS = (
         workload=("updates",),
         faults=("dawdle",),
     ),
-    Mutant(
+    PlantedBug(
         "start-time-forgotten",
         "rules/worker/syncs.py",
         "return replace(work, start_time=min(times, default=None))",
         "return work",
         ("tests/rules/worker/test_step.py", "tests/rules/worker/test_laws.py"),
     ),
-    Mutant(
+    PlantedBug(
         "signals-never-fire",
         "rules/worker/syncs.py",
         "return _change_state(terminated, done, at, (*signals, AT_ONCE))",
@@ -99,7 +99,7 @@ MUTANTS = (
         seed=0,
         workload=("evictions",),
     ),
-    Mutant(
+    PlantedBug(
         "restart-request-lost",
         "rules/worker/syncs.py",
         "terminated = Terminated(termination.cause, done, termination.restart_requested)",
@@ -108,14 +108,14 @@ MUTANTS = (
         seed=1,
         workload=("static-files", "static-web"),
     ),
-    Mutant(
+    PlantedBug(
         "terminal-pod-starts-again",
         "rules/worker/step.py",
         "case Unknown() if _terminated_before(update, runtime):",
         "case Unknown() if False and _terminated_before(update, runtime):",
         ("tests/rules/worker/test_step.py", "tests/rules/worker/test_laws.py"),
     ),
-    Mutant(
+    PlantedBug(
         "finished-pod-runs-again",
         "rules/container/restart.py",
         "                return exit_code != 0\n",
@@ -124,14 +124,14 @@ MUTANTS = (
         seed=0,
         workload=("jobs",),
     ),
-    Mutant(
+    PlantedBug(
         "never-means-always",
         "rules/container/restart.py",
         "    if pod.metadata.deletion_timestamp is not None:\n        return False\n    if newest is None:",
         "    if newest is None:",
         ("tests/rules/container/test_restart.py",),
     ),
-    Mutant(
+    PlantedBug(
         "success-of-some-is-success",
         "rules/status/phase.py",
         "    succeeded = all(\n",
@@ -140,7 +140,7 @@ MUTANTS = (
         seed=0,
         workload=("jobs",),
     ),
-    Mutant(
+    PlantedBug(
         "static-pod-ends-by-itself",
         "rules/status/phase.py",
         "if (not pod_is_terminal or is_static_pod(pod)) and any(",
@@ -148,7 +148,7 @@ MUTANTS = (
         ("tests/rules/status/test_phase.py",),
         seed=1,
     ),
-    Mutant(
+    PlantedBug(
         "backoff-without-ceiling",
         "rules/backoff/table.py",
         "delay = min(max(entry.delay * 2, curve.initial), curve.maximum)",
@@ -157,56 +157,56 @@ MUTANTS = (
         seed=1,
         workload=("crash-loops",),
     ),
-    Mutant(
+    PlantedBug(
         "backoff-never-resets",
         "rules/backoff/table.py",
         "if entry is None or (event_at is not None and has_expired(entry, event_at)):",
         "if entry is None:",
         ("tests/rules/backoff/test_table.py",),
     ),
-    Mutant(
+    PlantedBug(
         "exit-not-reported-before-removal",
         "rules/relist.py",
         "return (LifecycleEventType.CONTAINER_DIED, LifecycleEventType.CONTAINER_REMOVED)",
         "return (LifecycleEventType.CONTAINER_REMOVED,)",
         ("tests/rules/test_relist.py",),
     ),
-    Mutant(
+    PlantedBug(
         "missed-inspection-not-healed",
         "rules/relist.py",
         "return RelistState(records, state.reinspect | {pod.uid}), ()",
         "return RelistState(records, state.reinspect), ()",
         ("tests/rules/test_relist.py",),
     ),
-    Mutant(
+    PlantedBug(
         "new-pod-counts-as-orphaned",
         "rules/housekeeping.py",
         "known = {*given.known, *given.updated_since}",
         "known = {*given.known}",
         ("tests/rules/test_housekeeping.py",),
     ),
-    Mutant(
+    PlantedBug(
         "removal-from-a-pod-that-was-added-again",
         "engine/housekeeping.py",
         "if self._workers.could_have_running_containers(uid):\n            return _SKIPPED\n        ",
         "",
         ("tests/engine/test_housekeeping_rounds.py", "tests/sim/test_found_late_removal.py"),
     ),
-    Mutant(
+    PlantedBug(
         "last-attempt-collected-before-it-starts",
         "rules/container_gc.py",
         "if found.state is RecordState.CREATED and _may_start_next(record, found):",
         "if False:",
         ("tests/rules/test_container_gc.py", "tests/sim/test_found.py"),
     ),
-    Mutant(
+    PlantedBug(
         "mounted-directory-removed",
         "rules/housekeeping.py",
         "directories_to_remove=orphaned - with_volumes,",
         "directories_to_remove=orphaned,",
         ("tests/rules/test_housekeeping.py",),
     ),
-    Mutant(
+    PlantedBug(
         "mirror-removal-kills-static-pod",
         "rules/dispatch.py",
         "    if pair.was_mirror:\n        return on_update(PodAndMirror(pod, None, was_mirror=False), at)\n",
@@ -215,7 +215,7 @@ MUTANTS = (
         seed=0,
         workload=("mirrors", "static-files"),
     ),
-    Mutant(
+    PlantedBug(
         "forced-deletion-waits",
         "rules/dispatch.py",
         "kill=None if is_static_pod(pod) else _BY_FORCE)",
@@ -223,7 +223,7 @@ MUTANTS = (
         ("tests/rules/test_dispatch.py",),
         seed=1,
     ),
-    Mutant(
+    PlantedBug(
         "probe-threshold-off-by-one",
         "rules/probe/worker.py",
         "if streak.count < _threshold(target.probe, outcome):",
@@ -232,7 +232,7 @@ MUTANTS = (
         seed=0,
         workload=("probes",),
     ),
-    Mutant(
+    PlantedBug(
         "failed-liveness-keeps-probing",
         "rules/probe/worker.py",
         "next_state = OnHold(state.container_id) if decided else replace(state, streak=streak)",
@@ -240,7 +240,7 @@ MUTANTS = (
         ("tests/rules/probe/test_worker.py",),
         seed=14,
     ),
-    Mutant(
+    PlantedBug(
         "terminal-phase-sent-while-containers-run",
         "rules/status/publish.py",
         "    if ending and could_run:\n        to_send",
@@ -249,7 +249,7 @@ MUTANTS = (
         seed=0,
         workload=("deadlines", "evictions", "stubborn"),
     ),
-    Mutant(
+    PlantedBug(
         "deleted-before-its-containers-stopped",
         "rules/status/publish.py",
         "        and is_terminal(pod.status.phase)\n        and cached.finished",
@@ -258,14 +258,14 @@ MUTANTS = (
         seed=1,
         workload=("deletes", "volumes"),
     ),
-    Mutant(
+    PlantedBug(
         "ended-container-revived",
         "rules/status/publish.py",
         "    if problem is not None:\n        return IllegalTransition(problem)\n",
         "",
         ("tests/rules/status/test_publish.py",),
     ),
-    Mutant(
+    PlantedBug(
         "transition-time-always-moves",
         "rules/status/publish.py",
         "since = before.last_transition_time if before is not None and before.status == condition.status else now",
@@ -274,7 +274,7 @@ MUTANTS = (
         seed=0,
         workload=("servers",),
     ),
-    Mutant(
+    PlantedBug(
         "others-conditions-dropped",
         "rules/status/publish.py",
         "conditions = tuple(each for each in old.conditions or () if not is_ours(each))",
@@ -283,7 +283,7 @@ MUTANTS = (
         seed=0,
         workload=("updates",),
     ),
-    Mutant(
+    PlantedBug(
         "changed-sandbox-kept",
         "rules/plan/compute.py",
         "    if sandbox.changed:\n        return _replace_sandbox",
@@ -292,21 +292,21 @@ MUTANTS = (
         seed=0,
         workload=("accidents",),
     ),
-    Mutant(
+    PlantedBug(
         "uninspected-pod-counts-as-stopped",
         "engine/cache.py",
         "if known_at == _NEVER or (uid in self._held and known_at <= self._all_seen_at):",
         "if False:",
         ("tests/engine/test_cache.py",),
     ),
-    Mutant(
+    PlantedBug(
         "relist-skipped-after-an-event",
         "engine/housekeeping.py",
         "return changes == self._changes() and self._clock",
         "return self._clock",
         ("tests/engine/test_housekeeping.py",),
     ),
-    Mutant(
+    PlantedBug(
         "delayed-work-lost",
         "engine/inbox.py",
         "        self.queue.enqueue(uid, delay_seconds)\n        self.wake_by",
@@ -314,14 +314,14 @@ MUTANTS = (
         ("tests/engine/test_loop.py",),
         seed=0,
     ),
-    Mutant(
+    PlantedBug(
         "status-sent-without-uid",
         "rules/status/publish.py",
         'return {"metadata": {"uid": api_pod.metadata.uid}, **change} if change else None',
         "return {**change} if change else None",
         ("tests/rules/status/test_publish.py",),
     ),
-    Mutant(
+    PlantedBug(
         "missed-event-not-healed",
         "engine/pleg.py",
         "            if relist_pod(pod.book, uid, listed)[1]:\n                changed.append(uid)",
@@ -329,14 +329,14 @@ MUTANTS = (
         ("tests/engine/test_pleg.py",),
         seed=0,
     ),
-    Mutant(
+    PlantedBug(
         "inspection-in-progress-is-enough",
         "engine/pleg.py",
         "                pod.inspection = _InspectionState.RUNNING_OUTDATED\n",
         "                pass\n",
         ("tests/engine/test_pleg.py",),
     ),
-    Mutant(
+    PlantedBug(
         "old-inspection-accepted",
         "engine/pleg.py",
         "        pod.failures = 0\n        if at < pod.seen_at:  # a later listing did not show the pod\n"
@@ -344,28 +344,28 @@ MUTANTS = (
         "        pod.failures = 0\n",
         ("tests/engine/test_pleg.py",),
     ),
-    Mutant(
+    PlantedBug(
         "events-sent-before-the-cache-has-the-record",
         "engine/pleg.py",
         "        if not self._store(uid, record, listed, at):\n",
         "        self._store(uid, record, listed, at)\n        if False:\n",
         ("tests/engine/test_pleg.py", "tests/sim/test_found_stale_inspection.py"),
     ),
-    Mutant(
+    PlantedBug(
         "late-start-is-killed",
         "engine/starter.py",
         "        if any(now.get(each, RecordState.CREATED) is not RecordState.CREATED for each in created):",
         "        if False:",
         ("tests/sim/test_found_stale_inspection.py",),
     ),
-    Mutant(
+    PlantedBug(
         "broken-stream-not-relisted",
         "engine/pleg.py",
         "            self._relist_requested.set()  # because changes since the end of the stream have no events\n",
         "",
         ("tests/engine/test_pleg.py",),
     ),
-    Mutant(
+    PlantedBug(
         "journal-not-waited-for",
         "engine/checkpoints.py",
         "        while self._settled < mark:",
@@ -373,7 +373,7 @@ MUTANTS = (
         ("tests/engine/test_checkpoints.py", "tests/engine/test_status.py"),
         seed=11,
     ),
-    Mutant(
+    PlantedBug(
         "journal-never-written",
         "engine/status_records.py",
         "        self._write(uid, replace(cached, shown=shown))\n",
@@ -381,14 +381,14 @@ MUTANTS = (
         ("tests/engine/test_status.py",),
         seed=0,
     ),
-    Mutant(
+    PlantedBug(
         "predecessor-ignored",
         "rules/worker/static_order.py",
         "        if full_name in self._started:\n            return False\n        waiting = ",
         "        waiting = ",
         ("tests/rules/worker/test_laws.py",),
     ),
-    Mutant(
+    PlantedBug(
         "status-sent-out-of-order",
         "concurrency/outbox.py",
         "            if target in self._flights:\n                self._enqueue(key, urgent)\n"
@@ -397,7 +397,7 @@ MUTANTS = (
         ("tests/concurrency/test_outbox.py",),
         seed=1,
     ),
-    Mutant(
+    PlantedBug(
         "grace-period-restarts",
         "engine/stopper.py",
         "        if now + grace.seconds >= self.deadline:\n            return\n",
@@ -407,7 +407,7 @@ MUTANTS = (
         workload=("hooks", "stubborn"),
         faults=("runtime-errors", "lost-answers"),
     ),
-    Mutant(
+    PlantedBug(
         "shorter-grace-ignored",
         "engine/stopper.py",
         "        else:\n            stop.shorten(grace, now)\n",
@@ -416,7 +416,7 @@ MUTANTS = (
         seed=0,
         workload=("deletes",),
     ),
-    Mutant(
+    PlantedBug(
         "hook-not-cut-short",
         "engine/stopper.py",
         "            failure = await self._hooks.execute(hook, pod, spec, container.id, stop.pod_ip, seconds)",
@@ -426,7 +426,7 @@ MUTANTS = (
         seed=0,
         workload=("hooks",),
     ),
-    Mutant(
+    PlantedBug(
         "crash-loop-without-backoff",
         "engine/starter.py",
         "        if held is not None:\n            return held\n",
@@ -435,21 +435,21 @@ MUTANTS = (
         seed=0,
         workload=("crash-loops",),
     ),
-    Mutant(
+    PlantedBug(
         "cancelled-call-abandoned",
         "engine/bounded_runtime.py",
         "            interrupted = interrupted or error\n",
         "            raise\n",
         ("tests/engine/test_bounded_runtime.py",),
     ),
-    Mutant(
+    PlantedBug(
         "hung-call-keeps-its-slot",
         "engine/bounded_runtime.py",
         "acquire(holder, ticket, policy.lease_seconds)",
         "acquire(holder, ticket, policy.deadline_seconds)",
         ("tests/engine/test_bounded_runtime.py",),
     ),
-    Mutant(
+    PlantedBug(
         "stale-list-accepted",
         "sources/apiserver.py",
         "if self._state.is_stale(listed) and not self._accepts_stale_list():",
@@ -457,7 +457,7 @@ MUTANTS = (
         ("tests/sources",),
         seed=6,
     ),
-    Mutant(
+    PlantedBug(
         "watch-goes-on-after-410",
         "sources/apiserver.py",
         "if end is _WatchEnd.TOO_OLD or self._fruitless >= self._timing.fruitless_watches:",
@@ -465,14 +465,14 @@ MUTANTS = (
         ("tests/sources",),
         seed=1,
     ),
-    Mutant(
+    PlantedBug(
         "running-container-counts-as-stopped",
         "engine/syncer.py",
         "if running := sorted(each.name for each in stopped.containers if each.state is RecordState.RUNNING):",
         "if running := []:",
         ("tests/engine/test_syncer_steps.py",),
     ),
-    Mutant(
+    PlantedBug(
         "final-status-function-not-applied",
         "engine/syncer.py",
         "status if status_function is None else status_function(status))",
@@ -481,7 +481,7 @@ MUTANTS = (
         seed=0,
         workload=("evictions",),
     ),
-    Mutant(
+    PlantedBug(
         "past-forgotten-at-restart",
         "engine/status_records.py",
         "data = None if cached is not None else self._checkpoints.take(uid)",
@@ -489,7 +489,7 @@ MUTANTS = (
         ("tests/engine/test_status.py",),
         seed=0,
     ),
-    Mutant(
+    PlantedBug(
         "orphans-left-running",
         "engine/housekeeping.py",
         "        for update in (*plan.terminations, *plan.orphan_kills):",
@@ -499,7 +499,7 @@ MUTANTS = (
         workload=("deletes", "successors"),
         faults=("crash", "graceful-restart"),
     ),
-    Mutant(
+    PlantedBug(
         "mirror-replaced-only-once",
         "engine/mirror_client.py",
         "        if step is MirrorStep.RECREATE and mirror is not None:",
@@ -508,21 +508,21 @@ MUTANTS = (
         seed=0,
         workload=("mirrors", "static-files"),
     ),
-    Mutant(
+    PlantedBug(
         "old-object-of-that-name-deleted",
         "engine/status.py",
         "await api.delete(Pod, name, namespace, grace_seconds=0, uid=uid)",
         "await api.delete(Pod, name, namespace, grace_seconds=0)",
         ("tests/engine/test_status.py",),
     ),
-    Mutant(
+    PlantedBug(
         "late-start-beside-its-successor",
         "engine/starter.py",
         "            await self._remove_unstarted(pod, container, record)\n",
         "",
         ("tests/sim/test_found.py",),
     ),
-    Mutant(
+    PlantedBug(
         "exit-codes-collected-too-early",
         "engine/container_deletor.py",
         " and self._workers.should_pod_be_finished(uid)",
@@ -534,7 +534,7 @@ MUTANTS = (
         seed=0,
         workload=("evictions",),
     ),
-    Mutant(
+    PlantedBug(
         "former-copy-left-running",
         "engine/syncer.py",
         "            await self._static_conflicts.resolve(pod)\n",
@@ -543,7 +543,7 @@ MUTANTS = (
         seed=0,
         workload=("static-files",),
     ),
-    Mutant(
+    PlantedBug(
         "position-forgotten-at-restart",
         "sources/apiserver.py",
         'self._state.position = "" if seen is None else seen.decode(errors="replace")',
@@ -551,7 +551,7 @@ MUTANTS = (
         ("tests/sim/test_sieve.py::test_every_stale_view_after_a_crash_changes_nothing",),
         seed=6,
     ),
-    Mutant(
+    PlantedBug(
         "stranded-pod-waits-forever",
         "engine/syncer.py",
         "        if is_stranded(pod, record):",
@@ -561,14 +561,14 @@ MUTANTS = (
             "tests/engine/test_syncer_steps.py",
         ),
     ),
-    Mutant(
+    PlantedBug(
         "old-note-accepted",
         "engine/status.py",
         "if cached is not None and self._records[uid].is_restored and is_behind(cached, pod):",
         "if False:",
         ("tests/engine/test_status_records.py",),
     ),
-    Mutant(
+    PlantedBug(
         "status-of-an-ending-pod-dropped",
         "engine/pod_facts.py",
         "return self._pods.pod_by_uid(uid) is not None or not finished",
@@ -576,49 +576,49 @@ MUTANTS = (
         ("tests/sim/test_found_static_note.py",),
         seed=54,
     ),
-    Mutant(
+    PlantedBug(
         "status-dropped-with-the-object",
         "engine/status.py",
         "            if not self._is_needed(uid):\n                self.forget(uid)\n        return True",
         "            self.forget(uid)\n        return True",
         ("tests/engine/test_status.py", "tests/sim/test_found_removal_notes.py"),
     ),
-    Mutant(
+    PlantedBug(
         "status-of-a-rejected-pod-dropped",
         "engine/pod_facts.py",
         "return self._pods.pod_by_uid(uid) is not None or not finished",
         "return not finished",
         ("tests/sim/test_found_admission.py",),
     ),
-    Mutant(
+    PlantedBug(
         "exits-of-a-pod-that-an-old-list-lacks-removed",
         "engine/container_deletor.py",
         "not isinstance(self._workers.state(uid), Unknown) and ",
         "",
         ("tests/sim/test_found_stale_list.py",),
     ),
-    Mutant(
+    PlantedBug(
         "new-sandbox-beside-old-init-containers",
         "engine/executor.py",
         "                    errors.append(error)\n",
         "",
         ("tests/engine/test_executor_steps.py", "tests/sim/test_found_init_containers.py"),
     ),
-    Mutant(
+    PlantedBug(
         "late-record-hides-the-running-one",
         "engine/pleg.py",
         "        record = current_containers_first(record)\n",
         "",
         ("tests/sim/test_invariants.py",),
     ),
-    Mutant(
+    PlantedBug(
         "removed-attempt-wakes-its-pod",
         "engine/pleg.py",
         "            self._send(relevant_events(events, before))",
         "            self._send(events)",
         ("tests/sim/test_found.py",),
     ),
-    Mutant(
+    PlantedBug(
         "remains-never-removed",
         "engine/housekeeping.py",
         "            for record in plan.dead_pods_to_remove:",
@@ -626,31 +626,31 @@ MUTANTS = (
         ("tests/app/test_build.py::test_the_runtime_has_nothing_of_a_removed_pod",),
         seed=0,
     ),
-    Mutant(
+    PlantedBug(
         "failed-attempt-hides-an-exit",
         "rules/status/containers.py",
         "    before = next((record for record in records[1:] if record.state is not RecordState.CREATED), None)",
         "    before = next(iter(records[1:]), None)",
         ("tests/rules/status/test_containers.py",),
     ),
-    Mutant(
+    PlantedBug(
         "start-failure-hides-an-exit",
         "engine/syncer.py",
         "            start_failures={} if ended else self._executor.failures_of(uid),",
         "            start_failures=self._executor.failures_of(uid),",
         ("tests/engine/test_syncer_steps.py",),
     ),
-    Mutant(
+    PlantedBug(
         "own-container-not-claimed",
         "engine/starter.py",
-        "        self._claim(_uid(pod), container.name, container_id)\n",
+        "        self._claim(uid_of(pod), container.name, container_id)\n",
         "",
         (
             "tests/sim/test_found_ready.py",
             "tests/engine/test_starter_steps.py",
         ),
     ),
-    Mutant(
+    PlantedBug(
         "probes-known-after-the-first-status",
         "engine/syncer.py",
         "            self._probes.add_pod(pod)\n        # The inputs of the status",
@@ -659,7 +659,7 @@ MUTANTS = (
         seed=0,
         workload=("probes", "servers"),
     ),
-    Mutant(
+    PlantedBug(
         "former-mirror-pod-reported",
         "app/build.py",
         "            is_outdated=is_outdated_mirror,\n",
@@ -668,7 +668,7 @@ MUTANTS = (
         workload=("mirrors", "static-files"),
         seed=4,
     ),
-    Mutant(
+    PlantedBug(
         "backoff-reset-by-a-restart",
         "engine/backoff.py",
         "        self._restore()\n",
@@ -676,21 +676,21 @@ MUTANTS = (
         ("tests/engine/test_backoff.py", "tests/sim/test_backoff_restart.py"),
         seed=4,
     ),
-    Mutant(
+    PlantedBug(
         "backoff-not-durable-before-the-start",
         "engine/starter.py",
-        "        await self._restarts.settle(_uid(pod))",
+        "        await self._restarts.settle(uid_of(pod))",
         "        pass",
         ("tests/sim/test_backoff_restart.py",),
     ),
-    Mutant(
+    PlantedBug(
         "note-age-by-the-wall-clock",
         "rules/backoff/checkpoint.py",
         "return steady_away if steady_away >= _NOTHING else max(wall - noted_wall, _NOTHING)",
         "return max(wall - noted_wall, _NOTHING)",
         ("tests/rules/backoff/test_checkpoint.py",),
     ),
-    Mutant(
+    PlantedBug(
         "backoff-by-the-wall-clock",
         "rules/backoff/table.py",
         "at = min(last.finished_at - wall_ahead, now)",
@@ -699,35 +699,35 @@ MUTANTS = (
         seed=0,
         workload=("crash-loops",),
     ),
-    Mutant(
+    PlantedBug(
         "orphan-removed-without-asking-the-api",
         "rules/housekeeping.py",
         "    if given.absent is None:\n        return ()",
         "    if given is not None:\n        return ()",
         ("tests/rules/test_housekeeping.py", "tests/sim/test_found_stale_list.py"),
     ),
-    Mutant(
+    PlantedBug(
         "removed-manifest-comes-back-after-a-restart",
         "sources/manifest_scan.py",
         "if known is None or known.stored:",
         "if known is None:",
         ("tests/sources/test_restart_unreadable.py",),
     ),
-    Mutant(
+    PlantedBug(
         "unreadable-source-counts-as-ready",
         "sources/static_publisher.py",
         "is_ready=complete or self._is_ready)",
         "is_ready=True)",
         ("tests/sources/test_static_publisher.py",),
     ),
-    Mutant(
+    PlantedBug(
         "stored-objects-outlive-the-first-answer",
         "sources/stored_objects.py",
         "        self._api_answered = True\n        envelope =",
         "        envelope =",
         ("tests/sources/test_stored_objects.py",),
     ),
-    Mutant(
+    PlantedBug(
         "secrets-are-stored-without-permission",
         "sources/stored_objects.py",
         "return key.kind == CONFIG_MAP or self._keep_secrets",
@@ -735,7 +735,7 @@ MUTANTS = (
         ("tests/sources/test_stored_objects.py",),
     ),
     # State that changes during an await, and failure paths.
-    Mutant(
+    PlantedBug(
         "restart-request-lost-at-the-end",
         "rules/worker/syncs.py",
         "return Step(Finished(cause, pod_in(done.work), restart_requested))",
@@ -744,14 +744,14 @@ MUTANTS = (
         seed=1,
         workload=("static-files", "static-web"),
     ),
-    Mutant(
+    PlantedBug(
         "held-during-admission",
         "engine/preemption.py",
         '        self._held.discard(PodUID(pod.metadata.uid or ""))\n        try:\n            then()\n',
         '        try:\n            then()\n            self._held.discard(PodUID(pod.metadata.uid or ""))\n',
         ("tests/engine/test_preemption.py", "tests/engine/test_admission.py"),
     ),
-    Mutant(
+    PlantedBug(
         "record-from-the-middle-of-a-sync-kept",
         "engine/syncer.py",
         "            self._with_sandbox.pop(uid, None)\n",
@@ -761,56 +761,56 @@ MUTANTS = (
         workload=("missing-images", "sidecars", "refused-starts"),
         faults=("runtime-errors",),
     ),
-    Mutant(
+    PlantedBug(
         "overwrite-after-an-agreed-batch-missed",
         "engine/status_records.py",
         "return pair is not None and pair[0] is in_api and pair[1] is status",
         "return pair is not None and pair[1] is status",
         ("tests/engine/test_status.py::test_a_status_overwritten_after_batches_found_it_equal_is_restored",),
     ),
-    Mutant(
+    PlantedBug(
         "two-executions-of-a-probe",
         "engine/probes.py",
         "if worker is None or worker.busy:",
         "if worker is None:",
         ("tests/engine/test_probes.py",),
     ),
-    Mutant(
+    PlantedBug(
         "ended-call-counts-as-running",
         "engine/pod_setup.py",
         "is_changing = earlier is not None and not earlier.done()",
         "is_changing = earlier is not None",
         ("tests/sim/test_found_cgroup_faults.py",),
     ),
-    Mutant(
+    PlantedBug(
         "prepared-until-the-unmount-is-over",
         "engine/pod_setup.py",
         "        self._prepared.pop(uid, None)\n        await remove(uid)",
         "        await remove(uid)\n        self._prepared.pop(uid, None)",
         ("tests/engine/test_pod_setup.py", "tests/engine/test_pod_setup_disturbed.py"),
     ),
-    Mutant(
+    PlantedBug(
         "failed-records-written-after-newer-ones",
         "journal/file.py",
         "self._pending[:0] = batch.records",
         "self._pending += batch.records",
         ("tests/journal/test_file.py",),
     ),
-    Mutant(
+    PlantedBug(
         "renamed-journal-not-durable",
         "journal/disk.py",
         "        _sync_directory(self.path.parent, self._durability)\n        self._identity",
         "        self._identity",
         ("tests/journal/test_file.py",),
     ),
-    Mutant(
+    PlantedBug(
         "etag-of-a-refused-body-kept",
         "sources/http.py",
         "        data = fetched.body\n",
         "        data, self._etag = fetched.body, fetched.etag\n",
         ("tests/sources/test_http.py", "tests/sources/test_http_disturbed.py"),
     ),
-    Mutant(
+    PlantedBug(
         "failed-update-counts-as-shown",
         "volumes/manager.py",
         "        except TryLater as error:\n"
@@ -820,28 +820,28 @@ MUTANTS = (
         '            log.warning("volume %s of pod %s is not updated: %s", payload.name, uid, error)',
         ("tests/volumes/test_manager.py",),
     ),
-    Mutant(
+    PlantedBug(
         "earlier-attempts-removed",
         "runtimes/cri/creation.py",
         "if (each.metadata.name, each.metadata.attempt) == (name, attempt)\n",
         "if each.metadata.name == name\n",
         ("tests/runtimes/cri/test_runtime_faults.py",),
     ),
-    Mutant(
+    PlantedBug(
         "end-of-a-command-ends-its-container",
         "runtimes/cri/events.py",
         "if exit_.id == exit_.container_id:",
         "if exit_.container_id:",
         ("tests/runtimes/cri/test_events.py",),
     ),
-    Mutant(
+    PlantedBug(
         "skipped-container-not-checked-again",
         "runtimes/process/keeper/containers.py",
         'self._deadline, self._deadline_at, self._stop_signal_sent = None, float("inf"), False',
         'self._deadline, self._deadline_at = None, float("inf")',
         ("tests/runtimes/process/test_cancel_stop.py",),
     ),
-    Mutant(
+    PlantedBug(
         "vanished-containers-kept",
         "runtimes/process/keeper_pool.py",
         "                    self._table.remove_container(sandbox, gone)\n                for each",
@@ -850,7 +850,7 @@ MUTANTS = (
             "tests/runtimes/process/test_adoption.py::test_containers_that_a_keeper_lost_are_removed_when_it_answers_again",
         ),
     ),
-    Mutant(
+    PlantedBug(
         "exit-starts-no-sync",
         "rules/dispatch.py",
         "sync=event.type is not LifecycleEventType.CONTAINER_REMOVED,",
@@ -858,7 +858,7 @@ MUTANTS = (
         ("tests/rules/test_dispatch.py",),
         seed=0,
     ),
-    Mutant(
+    PlantedBug(
         "successor-not-woken",
         "engine/loop.py",
         "self._handlers.wake_successor(name)",
@@ -866,7 +866,7 @@ MUTANTS = (
         ("tests/engine/test_loop.py",),
         seed=0,
     ),
-    Mutant(
+    PlantedBug(
         "init-containers-of-the-old-sandbox-stay",
         "rules/container_gc.py",
         "return tuple(found.id for found in _init_records(pod, record))",
@@ -874,15 +874,15 @@ MUTANTS = (
         ("tests/rules/test_container_gc.py",),
         seed=3,
     ),
-    Mutant(
+    PlantedBug(
         "removed-pod-keeps-its-share",
         "engine/handlers.py",
-        "self._admission.forget(_uid(pod))\n            self._deadlines.forget(_uid(pod))",
-        "self._deadlines.forget(_uid(pod))",
+        "self._admission.forget(uid_of(pod))\n            self._deadlines.forget(uid_of(pod))",
+        "self._deadlines.forget(uid_of(pod))",
         ("tests/engine/test_handlers.py",),
         seed=0,
     ),
-    Mutant(
+    PlantedBug(
         "retry-lost-in-the-queue",
         "concurrency/due_heap.py",
         "if self._due.get(key) == due:",
@@ -890,7 +890,7 @@ MUTANTS = (
         ("tests/engine/test_queue.py", "tests/concurrency/test_due_heap.py"),
         seed=0,
     ),
-    Mutant(
+    PlantedBug(
         "deletion-not-delivered",
         "engine/handlers.py",
         "if update.uid not in self._preemption.held() or (update.pod is not None and _is_being_deleted(update.pod)):",
@@ -898,7 +898,7 @@ MUTANTS = (
         ("tests/engine/test_handlers.py",),
         seed=0,
     ),
-    Mutant(
+    PlantedBug(
         "failed-sync-not-retried",
         "engine/workers.py",
         'self._notify("the work queue", uid, self._enqueue, uid, seconds)',

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.mutant_list import MUTANTS, Mutant
+from tools.mutant_list import MUTANTS, PlantedBug
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
@@ -62,7 +62,7 @@ class CannotPlant(Exception):
     """The text to replace does not occur exactly once in the file."""
 
 
-def plant(mutant: Mutant, source: Path) -> None:
+def plant(mutant: PlantedBug, source: Path) -> None:
     """Insert one bug into a copy of the source."""
     path = source / "podkeeper" / mutant.file
     text = path.read_text()
@@ -72,7 +72,7 @@ def plant(mutant: Mutant, source: Path) -> None:
 
 
 @contextmanager
-def planted(mutant: Mutant) -> Iterator[Path]:
+def planted(mutant: PlantedBug) -> Iterator[Path]:
     """Create a copy of the source with one bug."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder) / "src"
@@ -106,7 +106,7 @@ def first_failure(source: Path, arguments: list[str]) -> str | None:
     return failed[1] if failed else (done.stdout + done.stderr).strip().splitlines()[-1]
 
 
-def caught_by_tests(mutant: Mutant, copy: Path) -> Catch | None:
+def caught_by_tests(mutant: PlantedBug, copy: Path) -> Catch | None:
     """Return the first test that fails with the mutant and passes without it."""
     started = time.monotonic()
     noticed, hint = first_failure(copy, list(mutant.tests)), ""
@@ -122,7 +122,7 @@ def caught_by_tests(mutant: Mutant, copy: Path) -> Catch | None:
 # The simulation.
 
 
-def broken_seed(source: Path, mutant: Mutant, seeds: list[int]) -> tuple[int, str] | None:
+def broken_seed(source: Path, mutant: PlantedBug, seeds: list[int]) -> tuple[int, str] | None:
     """Return the first seed that violates an invariant with this source, and the violation."""
     how = ("--hours", HOURS, "--workload", ",".join(mutant.workload), "--faults", ",".join(mutant.faults))
     try:
@@ -135,7 +135,7 @@ def broken_seed(source: Path, mutant: Mutant, seeds: list[int]) -> tuple[int, st
     return None if found is None else (found["seed"], found["what"])
 
 
-def caught_by_simulation(mutant: Mutant, copy: Path, others: int) -> Catch | None:
+def caught_by_simulation(mutant: PlantedBug, copy: Path, others: int) -> Catch | None:
     """Return the first seed that fails with the mutant and passes without it."""
     started = time.monotonic()
     seeds = [] if mutant.seed is None else [mutant.seed]
@@ -160,7 +160,7 @@ def simulated_files() -> frozenset[str]:
     return frozenset(str(file.relative_to(package)) for file in files if file.is_relative_to(package))
 
 
-def judge(mutant: Mutant, methods: str, others: int) -> Verdict:
+def judge(mutant: PlantedBug, methods: str, others: int) -> Verdict:
     """Plant one mutant and run the chosen methods."""
     try:
         with planted(mutant) as copy:

@@ -5,7 +5,7 @@ import pytest
 from podkeeper.ports.api import Api
 from podkeeper.testing.contracts import Implementation, name_of, opened
 from podkeeper.testing.contracts.api import API, ApiSubject
-from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.contract import ContractCase
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.virtual_time import VirtualClock
 
@@ -29,5 +29,5 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", API.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_contract(implementation: Implementation[ApiSubject], scenario: Scenario[ApiSubject]) -> None:
+def test_contract(implementation: Implementation[ApiSubject], scenario: ContractCase[ApiSubject]) -> None:
     implementation.check(scenario)

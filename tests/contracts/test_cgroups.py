@@ -9,7 +9,7 @@ import pytest
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.testing.contracts import Implementation, name_of, opened
 from podkeeper.testing.contracts.cgroups import CGROUPS
-from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.contract import ContractCase
 from podkeeper.testing.fakes import FakeCgroups
 from podkeeper.testing.virtual_time import VirtualClock
 from tests.host.booted import BootedSystemd
@@ -36,10 +36,10 @@ IMPLEMENTATIONS = [
 
 @pytest.mark.parametrize("scenario", CGROUPS.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_contract(implementation: Implementation[Cgroups], scenario: Scenario[Cgroups]) -> None:
+def test_contract(implementation: Implementation[Cgroups], scenario: ContractCase[Cgroups]) -> None:
     implementation.check(scenario)
 
 
 @pytest.mark.parametrize("scenario", CGROUPS.scenarios, ids=name_of)
-def test_contract_on_systemd_slices(systemd: BootedSystemd, scenario: Scenario[Cgroups]) -> None:
+def test_contract_on_systemd_slices(systemd: BootedSystemd, scenario: ContractCase[Cgroups]) -> None:
     systemd.run_scenario(contract, scenario.__name__)

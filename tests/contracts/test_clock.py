@@ -8,7 +8,7 @@ from podkeeper.host.clock import SystemClock
 from podkeeper.ports.clock import Clock
 from podkeeper.testing.contracts import Implementation, name_of, opened
 from podkeeper.testing.contracts.clock import CLOCK
-from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.contract import ContractCase
 from podkeeper.testing.virtual_time import VirtualClock
 
 
@@ -28,7 +28,7 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", CLOCK.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_contract(implementation: Implementation[Clock], scenario: Scenario[Clock]) -> None:
+def test_contract(implementation: Implementation[Clock], scenario: ContractCase[Clock]) -> None:
     implementation.check(scenario)
 
 

@@ -13,7 +13,7 @@ import pytest
 from podkeeper.journal.file import FileJournal
 from podkeeper.ports.journal import Journal
 from podkeeper.testing.contracts import Implementation, name_of, opened
-from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.contract import ContractCase
 from podkeeper.testing.contracts.journal import JOURNAL, JournalSubject
 from podkeeper.testing.fakes import FakeJournal
 
@@ -97,5 +97,5 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", JOURNAL.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_contract(implementation: Implementation[JournalSubject], scenario: Scenario[JournalSubject]) -> None:
+def test_contract(implementation: Implementation[JournalSubject], scenario: ContractCase[JournalSubject]) -> None:
     implementation.check(scenario)

@@ -12,7 +12,7 @@ from podkeeper.host.prober import NetworkProber
 from podkeeper.model.probing import Endpoint, GrpcEnd, HttpAnswer, HttpEnd, HttpRequest, NoHttpAnswer, NotConnected
 from podkeeper.ports.prober import Prober
 from podkeeper.testing.contracts import Implementation, name_of, opened
-from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.contract import ContractCase
 from podkeeper.testing.contracts.prober import PROBER, ProberSubject
 from podkeeper.testing.fakes import FakeProber
 from tests.host import loopback
@@ -81,5 +81,5 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", PROBER.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_contract(implementation: Implementation[ProberSubject], scenario: Scenario[ProberSubject]) -> None:
+def test_contract(implementation: Implementation[ProberSubject], scenario: ContractCase[ProberSubject]) -> None:
     implementation.check(scenario)

@@ -10,7 +10,7 @@ import pytest
 from podkeeper.ports.runtime import Runtime
 from podkeeper.runtimes.fake import FakeRuntime, Operation
 from podkeeper.testing.contracts import Implementation, name_of, opened
-from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.contract import ContractCase
 from podkeeper.testing.contracts.runtime import RUNTIME, RuntimeSubject
 from podkeeper.testing.virtual_time import VirtualClock
 from tests.runtimes.cri.cri_node import MISSING_IMAGE, PULLABLE_IMAGE, CriNode
@@ -42,12 +42,12 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", RUNTIME.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_contract(implementation: Implementation[RuntimeSubject], scenario: Scenario[RuntimeSubject]) -> None:
+def test_contract(implementation: Implementation[RuntimeSubject], scenario: ContractCase[RuntimeSubject]) -> None:
     implementation.check(scenario)
 
 
 @pytest.mark.parametrize("scenario", RUNTIME.scenarios, ids=name_of)
-def test_contract_on_cri_runtimes(cri_node: CriNode, scenario: Scenario[RuntimeSubject]) -> None:
+def test_contract_on_cri_runtimes(cri_node: CriNode, scenario: ContractCase[RuntimeSubject]) -> None:
     @asynccontextmanager
     async def open_on_node() -> AsyncIterator[RuntimeSubject]:
         async with cri_node.opened() as made:

@@ -18,7 +18,7 @@ from podkeeper.sources.apiserver import ApiSource
 from podkeeper.sources.file import FileSource
 from podkeeper.sources.http import HttpSource
 from podkeeper.testing.contracts import Implementation, name_of, opened
-from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.contract import ContractCase
 from podkeeper.testing.contracts.source import SOURCE, SourceSubject
 from podkeeper.testing.fake_sources import FakeStaticSource, fake_file_source, fake_http_source
 from podkeeper.testing.memory_api import MemoryApi
@@ -125,5 +125,5 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", SOURCE.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_contract(implementation: Implementation[SourceSubject], scenario: Scenario[SourceSubject]) -> None:
+def test_contract(implementation: Implementation[SourceSubject], scenario: ContractCase[SourceSubject]) -> None:
     implementation.check(scenario)

@@ -8,7 +8,7 @@ import pytest
 
 from podkeeper.ports.volumes import Volumes
 from podkeeper.testing.contracts import Implementation, name_of, opened
-from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.contract import ContractCase
 from podkeeper.testing.contracts.volumes import VOLUMES
 from podkeeper.testing.fakes import FakeVolumes
 from podkeeper.testing.virtual_time import VirtualClock
@@ -35,5 +35,5 @@ IMPLEMENTATIONS = [
 
 @pytest.mark.parametrize("scenario", VOLUMES.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_contract(implementation: Implementation[Volumes], scenario: Scenario[Volumes]) -> None:
+def test_contract(implementation: Implementation[Volumes], scenario: ContractCase[Volumes]) -> None:
     implementation.check(scenario)

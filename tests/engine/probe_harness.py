@@ -18,12 +18,12 @@ from podkeeper.model.k8s.core import (
     PodStatus,
 )
 from podkeeper.model.messages import PodEvent, PodUID, ProbeKind, ProbeResult, ProbeUpdate
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import PodRecord
 from podkeeper.model.times import format_time
 from podkeeper.rules.probe.report import ProbeOutcome, Report
 from podkeeper.rules.probe.worker import Target
 from podkeeper.testing import build
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 

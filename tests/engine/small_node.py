@@ -22,13 +22,13 @@ from podkeeper.model.errors import AgentError
 from podkeeper.model.history import EventRecorded
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, Op, PodUID, PodUpdate
+from podkeeper.model.pods import uid_of
 from podkeeper.model.times import format_time
 from podkeeper.rules.evict import Eviction
 from podkeeper.rules.images.keyring import PullSecret
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.runtimes.fake import Behaviour, FakeRuntime
 from podkeeper.testing import build
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.node import NodeHarness, on_node
 from podkeeper.testing.virtual_time import FixedJitterClock
 from tests.doubles import stand_in

@@ -12,11 +12,11 @@ from podkeeper.engine.executor import PlanExecutor
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.states import State
 from podkeeper.rules.worker.updates import Update, UpdateType
 from podkeeper.rules.worker.workers import WorkerTable
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.virtual_time import simulate
 from tests.doubles import stand_in
 from tests.engine.small_node import pod

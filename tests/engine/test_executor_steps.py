@@ -10,8 +10,9 @@ from podkeeper.engine.observer import Observer
 from podkeeper.engine.starter import ContainerStarter
 from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable, TryLater
-from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
+from podkeeper.model.k8s.core import EphemeralContainer, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
+from podkeeper.model.pods import AnyContainer
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.model.runtime_calls import Dns, SandboxConfig
 from podkeeper.rules.container.grace import KillReason
@@ -27,7 +28,6 @@ from tests.doubles import stand_in
 from tests.engine.execution_harness import UID, container
 
 Call = tuple[object, ...]
-Spec = Container | EphemeralContainer
 WEB = pod("web", container("app"), container("proxy"))
 INIT = pod("web", container("app"), init=(container("setup"), container("mesh", sidecar=True), container("late")))
 SECRETS = (PullSecret("{}"),)
@@ -120,7 +120,9 @@ class Harness(Observer):
 
     # Starter and stopper.
 
-    async def start(self, pod: Pod, container: Spec, record: PodRecord, place: SandboxContext) -> NotStarted | None:
+    async def start(
+        self, pod: Pod, container: AnyContainer, record: PodRecord, place: SandboxContext
+    ) -> NotStarted | None:
         self.call("start", container.name)
         self.places.append(place)
         return self.not_started.get(container.name)

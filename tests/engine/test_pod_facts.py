@@ -13,10 +13,10 @@ from podkeeper.engine.pod_facts import PodFacts
 from podkeeper.engine.storage import PodStorage
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import API_SOURCE, CONFIG_MIRROR_ANNOTATION, FILE_SOURCE, Op, PodUID, PodUpdate
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.worker.updates import Update, UpdateType
 from podkeeper.rules.worker.workers import WorkerTable
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.virtual_time import BEGINNING
 from tests.doubles import stand_in
 from tests.engine.small_node import pod

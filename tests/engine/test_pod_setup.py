@@ -12,9 +12,9 @@ from podkeeper.engine.pod_setup import PodSetup
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import PodRecord
 from podkeeper.runtimes.fake.faults import Fault
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.fakes import FakeCgroups, FakeVolumes
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.engine.small_node import pod

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from podkeeper.engine.background import Background
 from podkeeper.engine.pod_setup import PodSetup
 from podkeeper.model.errors import GiveUp
-from podkeeper.testing.build import uid_of
+from podkeeper.model.pods import uid_of
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.fakes import FakeCgroups, FakeVolumes
 from podkeeper.testing.interleave import interleave

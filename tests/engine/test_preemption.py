@@ -13,10 +13,10 @@ from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import EventType, PodEvent, PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.admission.admit import Preempt
 from podkeeper.rules.worker.updates import StatusFunction
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in
 from tests.engine.small_node import pod

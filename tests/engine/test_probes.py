@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podkeeper.model.messages import ProbeKind
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.probe.report import ProbeOutcome, Report
 from podkeeper.rules.probe.worker import Target, period_annotation
-from podkeeper.testing.build import container, probe, uid_of
+from podkeeper.testing.build import container, probe
 from podkeeper.testing.virtual_time import simulate
 from tests.engine.probe_harness import (
     FAILURE,

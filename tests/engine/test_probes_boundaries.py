@@ -17,11 +17,12 @@ from podkeeper.model.k8s.core import (
     Probe,
 )
 from podkeeper.model.messages import EventType, PodEvent, PodUID, ProbeKind, ProbeResult
+from podkeeper.model.pods import uid_of
 from podkeeper.model.times import format_time
 from podkeeper.rules.probe.flags import ProbeView
 from podkeeper.rules.probe.report import ProbeOutcome, Report
 from podkeeper.rules.probe.worker import Target, period_annotation
-from podkeeper.testing.build import container, probe, uid_of
+from podkeeper.testing.build import container, probe
 from podkeeper.testing.virtual_time import BEGINNING, simulate
 from tests.engine.probe_harness import (
     FAILURE,

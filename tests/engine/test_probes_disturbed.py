@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import ProbeKind, ProbeResult, ProbeUpdate
-from podkeeper.testing.build import container, probe, uid_of
+from podkeeper.model.pods import uid_of
+from podkeeper.testing.build import container, probe
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest

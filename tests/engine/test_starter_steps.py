@@ -24,7 +24,6 @@ from podkeeper.model.errors import (
 from podkeeper.model.k8s.core import (
     ConfigMap,
     ConfigMapEnvSource,
-    Container,
     EnvFromSource,
     EnvVar,
     EnvVarSource,
@@ -41,6 +40,7 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import EventType, PodEvent, PodUID
+from podkeeper.model.pods import AnyContainer
 from podkeeper.model.quantity import parse_quantity
 from podkeeper.model.runtime import ContainerRecord, ImageRecord, PodRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, Mount
@@ -58,7 +58,6 @@ from tests.doubles import stand_in
 from tests.engine.execution_harness import UID, container
 
 Call = tuple[object, ...]
-Spec = Container | EphemeralContainer
 CURVE = Curve(initial=timedelta(seconds=7))
 SECRETS = (PullSecret("{}"),)
 PLACE = SandboxContext(
@@ -123,7 +122,9 @@ class Harness:
         assert isinstance(made, ContainerConfig)
         return made
 
-    async def start(self, of: Pod = WEB, what: Spec | None = None, record: PodRecord = NOTHING) -> NotStarted | None:
+    async def start(
+        self, of: Pod = WEB, what: AnyContainer | None = None, record: PodRecord = NOTHING
+    ) -> NotStarted | None:
         return await self.starter.start(of, what or of.spec.containers[0], record, PLACE)
 
     # The runtime.
@@ -144,11 +145,13 @@ class Harness:
 
     # Images, restarts, objects, hooks, killer.
 
-    async def ensure(self, pod: Pod, container: Spec, secrets: Sequence[PullSecret]) -> ImageRecord | NotStarted:
+    async def ensure(
+        self, pod: Pod, container: AnyContainer, secrets: Sequence[PullSecret]
+    ) -> ImageRecord | NotStarted:
         self.call("image", container.name, secrets)
         return self.image
 
-    def begin_restart(self, pod: Pod, container: Spec, record: PodRecord, curve: Curve) -> BackoffWait | None:
+    def begin_restart(self, pod: Pod, container: AnyContainer, record: PodRecord, curve: Curve) -> BackoffWait | None:
         self.call("may restart", container.name, record, curve)
         return self.held
 
@@ -165,7 +168,7 @@ class Harness:
         self,
         hook: LifecycleHandler,
         pod: Pod,
-        container: Spec,
+        container: AnyContainer,
         container_id: str,
         pod_ip: str,
         timeout_seconds: float,

@@ -37,11 +37,11 @@ from podkeeper.model.messages import (
     PodUID,
     PodUpdate,
 )
+from podkeeper.model.pods import uid_of
 from podkeeper.model.wire import JSONObject, Wire
 from podkeeper.rules.patch.strategic import apply
 from podkeeper.rules.status.publish import CachedStatus, is_urgent
 from podkeeper.testing import build
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from podkeeper.model.errors import ApiUnavailable, NotFound
 from podkeeper.model.k8s.core import Pod, PodStatus
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.status.publish import CachedStatus
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest

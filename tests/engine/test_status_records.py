@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from podkeeper.model.errors import ApiUnavailable
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.status.publish import ApiSnapshot, CachedStatus, snapshot_of, status_digest
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.virtual_time import simulate
 from tests.engine.test_status import FakeJournal, Node, container_status, pod, status
 

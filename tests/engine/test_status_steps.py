@@ -15,8 +15,8 @@ from podkeeper.model.errors import ApiUnavailable, BadInput
 from podkeeper.model.k8s.core import ContainerState, ContainerStateWaiting, Pod, PodCondition, PodStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.status.publish import CachedStatus, aligned_with, snapshot_of
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.virtual_time import BEGINNING, simulate
 from tests.engine.test_status import FakeJournal, Hooks, Node, container_status, pod, status
 

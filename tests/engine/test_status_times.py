@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.model.k8s.core import Pod, PodCondition, PodStatus
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.status.publish import aligned_with
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.virtual_time import simulate
 from tests.engine.test_status import FakeJournal, Hooks, Node, pod, status
 

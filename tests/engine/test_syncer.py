@@ -10,12 +10,13 @@ from podkeeper.engine.loop import HEALTH_PERIOD_SECONDS
 from podkeeper.model.errors import ApiUnavailable
 from podkeeper.model.k8s.core import Container, ContainerRestartRule, ContainerRestartRuleOnExitCodes, Pod, PodStatus
 from podkeeper.model.messages import FILE_SOURCE
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime_calls import RuntimeHealth
 from podkeeper.rules.evict import Eviction, evicted_status
 from podkeeper.rules.worker.states import Finished, Syncing
 from podkeeper.rules.worker.updates import KillOptions
 from podkeeper.runtimes.fake import Behaviour, ExecStep
-from podkeeper.testing.build import container, exec_hook, probe, uid_of
+from podkeeper.testing.build import container, exec_hook, probe
 from tests.engine.small_node import SmallNode, in_small_node, pod
 
 

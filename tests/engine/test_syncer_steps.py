@@ -35,6 +35,7 @@ from podkeeper.model.messages import (
     ProbeKind,
     ProbeResult,
 )
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.container.hash import container_hash
@@ -46,7 +47,7 @@ from podkeeper.rules.probe.flags import ProbeView
 from podkeeper.rules.status.containers import StartFailure
 from podkeeper.rules.status.pod import NodeView
 from podkeeper.rules.worker.updates import UpdateType
-from podkeeper.testing.build import container, uid_of
+from podkeeper.testing.build import container
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.doubles import stand_in
 from tests.engine.small_node import pod

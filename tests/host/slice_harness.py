@@ -12,8 +12,8 @@ from podkeeper.host.slices import Slices, open_slices
 from podkeeper.host.systemd import Systemd
 from podkeeper.linux import cgroup
 from podkeeper.model.k8s.core import Pod
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.cgroup.slice_limits import Property
-from podkeeper.testing.build import uid_of
 
 PIDS = 77
 

@@ -16,8 +16,8 @@ from podkeeper.linux import cgroup
 from podkeeper.linux.cgroup_support import CgroupSupport
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.cgroup.slice_limits import Property
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.contracts.cgroups import CGROUPS
 from tests.host.pods import BEST_EFFORT, BURSTABLE, GUARANTEED, pod_with
 from tests.host.slice_harness import PIDS, eventually, slice_harness, start_scope, systemctl

@@ -7,7 +7,7 @@ import pytest
 
 from podkeeper.host.systemd import BUS_SOCKET, NoSystemd, Systemd
 from podkeeper.model.errors import TryLater
-from podkeeper.testing.build import uid_of
+from podkeeper.model.pods import uid_of
 from podkeeper.testing.contracts.cgroups import CGROUPS
 from tests.host.pods import BURSTABLE, GUARANTEED
 from tests.host.slice_harness import slice_harness, systemctl

@@ -12,7 +12,7 @@ from podkeeper.linux import cgroup
 from podkeeper.linux.cgroup_support import AGENT_LEAF
 from podkeeper.model.errors import TryLater
 from podkeeper.model.messages import PodUID
-from podkeeper.testing.build import uid_of
+from podkeeper.model.pods import uid_of
 from tests.host.own_cgroups import HERE, as_unprivileged_user, needs, needs_cgroups, own_cgroups, process_in
 from tests.host.pods import BEST_EFFORT, BURSTABLE, GUARANTEED, pod_with
 from tests.linux.cgroup_tree import CgroupTree, kernel_makes

@@ -10,9 +10,9 @@ import pytest
 from podkeeper.host.slices import Slices, open_slices
 from podkeeper.model.errors import BadInput, TryLater
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.cgroup.limits import CpuPolicy
 from podkeeper.rules.cgroup.slice_limits import INFINITY, Property
-from podkeeper.testing.build import uid_of
 from tests.host.pods import BEST_EFFORT, BURSTABLE, GUARANTEED, pod_with
 from tests.linux.cgroup_tree import CgroupTree, kernel_makes
 

@@ -15,7 +15,7 @@ from podkeeper.host.systemd import NoSystemd, Systemd
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.testing.contracts import name_of
 from podkeeper.testing.contracts.cgroups import CGROUPS
-from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.contract import ContractCase
 from tests.host import systemd_scenarios
 from tests.host.booted import BootedSystemd
 
@@ -61,7 +61,7 @@ def with_a_bus(systemd: BootedSystemd) -> Iterator[BootedSystemd]:
 
 
 @pytest.mark.parametrize("scenario", CGROUPS.scenarios, ids=name_of)
-def test_the_contract_holds_over_the_system_bus(with_a_bus: BootedSystemd, scenario: Scenario[Cgroups]) -> None:
+def test_the_contract_holds_over_the_system_bus(with_a_bus: BootedSystemd, scenario: ContractCase[Cgroups]) -> None:
     with_a_bus.run_scenario(systemd_scenarios.contract_on_the_bus, scenario.__name__)
 
 

@@ -3,9 +3,10 @@
 from functools import partial
 
 from podkeeper.model.k8s.core import Container, Pod
+from podkeeper.model.pods import uid_of
 from podkeeper.runtimes.fake import Behaviour, ExecStep
 from podkeeper.testing import build
-from podkeeper.testing.build import container, exec_hook, probe, uid_of
+from podkeeper.testing.build import container, exec_hook, probe
 from podkeeper.testing.sim.scenario import Scenario, ScenarioRun
 from podkeeper.testing.sim.world import NODE
 

@@ -7,10 +7,11 @@ import pytest
 
 from podkeeper.model.k8s.core import Pod, PodCondition
 from podkeeper.model.messages import Op, PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import ContainerRecord, RecordState
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.runtimes.fake import Behaviour, ExecStep
-from podkeeper.testing.build import container, probe, uid_of
+from podkeeper.testing.build import container, probe
 from podkeeper.testing.sim.actions import ChangeImage, Evict
 from podkeeper.testing.sim.invariants.foreign_fields import SCHEDULED
 from podkeeper.testing.sim.invariants.pods import TrackedPods

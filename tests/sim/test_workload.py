@@ -28,7 +28,7 @@ from podkeeper.testing.sim.actions import (
     WriteManifest,
     found,
     static_name,
-    uid_of,
+    uid_by_name,
 )
 from podkeeper.testing.sim.pods import (
     EXEC,
@@ -221,12 +221,12 @@ def test_a_successor_is_created_as_soon_as_its_predecessor_is_removed() -> None:
     async def scenario(world: World) -> None:
         Create("successors", slow).run(world)
         await asyncio.sleep(30)
-        first = uid_of(world, "web")
+        first = uid_by_name(world, "web")
         Replace("successors", pod_of("web", [app()]), patience_seconds=60).run(world)
         await asyncio.sleep(6)
-        assert uid_of(world, "web") == first
+        assert uid_by_name(world, "web") == first
         await asyncio.sleep(3)
-        assert uid_of(world, "web") not in (None, first)
+        assert uid_by_name(world, "web") not in (None, first)
 
     in_world(scenario)
 
@@ -235,9 +235,9 @@ def test_after_a_forced_deletion_the_successor_is_created_at_once() -> None:
     async def scenario(world: World) -> None:
         Create("successors", pod_of("web", [app()])).run(world)
         await asyncio.sleep(30)
-        first = uid_of(world, "web")
+        first = uid_by_name(world, "web")
         Replace("successors", pod_of("web", [app()]), grace_seconds=0).run(world)
-        assert uid_of(world, "web") not in (None, first)
+        assert uid_by_name(world, "web") not in (None, first)
         await asyncio.sleep(30)
         assert ready(found(world, "web"))
 

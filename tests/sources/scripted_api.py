@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from podkeeper.model.api import Listed, WatchEvent, WatchType
+from podkeeper.model.api import Listed, ObjectEvent, WatchType
 from podkeeper.model.errors import ApiUnavailable, Gone
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import Op, PodUpdate
@@ -26,15 +26,15 @@ def listed(version: object, *pods: Pod) -> Listed[Pod]:
     return Listed(pods, str(version))
 
 
-def event(kind: str, name: str, version: object, **more: Any) -> WatchEvent[Pod]:
-    return WatchEvent(WatchType(kind), pod(name, version=version, **more), str(version))
+def event(kind: str, name: str, version: object, **more: Any) -> ObjectEvent[Pod]:
+    return ObjectEvent(WatchType(kind), pod(name, version=version, **more), str(version))
 
 
-def bookmark(version: object) -> WatchEvent[Pod]:
-    return WatchEvent(WatchType.BOOKMARK, Pod(), str(version))
+def bookmark(version: object) -> ObjectEvent[Pod]:
+    return ObjectEvent(WatchType.BOOKMARK, Pod(), str(version))
 
 
-Step = WatchEvent[Pod] | Exception | float  # send, break, or wait
+Step = ObjectEvent[Pod] | Exception | float  # send, break, or wait
 
 
 def _require_own_pods(kind: type, namespace: str, field_selector: str) -> None:
@@ -62,7 +62,7 @@ class ScriptedApi:
 
     async def watch(
         self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = ""
-    ) -> AsyncIterator[WatchEvent[K]]:
+    ) -> AsyncIterator[ObjectEvent[K]]:
         _require_own_pods(kind, namespace, field_selector)
         self._log(f"watch {resource_version}")
         stream = self._streams.pop(0) if len(self._streams) > 1 else self._streams[0]
@@ -73,7 +73,7 @@ class ScriptedApi:
                 if isinstance(step, float):
                     await asyncio.sleep(step)
                 else:
-                    yield cast(WatchEvent[K], step)
+                    yield cast(ObjectEvent[K], step)
         finally:
             self.closed += 1
 
@@ -120,7 +120,7 @@ class FaultyApi:
         self._version = 10
         self._snapshots: list[Listed[Pod]] = [listed(10)]
         self.pods: dict[str, Pod] = {}
-        self._history: list[WatchEvent[Pod]] = []
+        self._history: list[ObjectEvent[Pod]] = []
         self._changed = asyncio.Event()
         self._made = 0
 
@@ -139,7 +139,7 @@ class FaultyApi:
         else:
             self.pods[name] = fresh
         word = {"create": "ADDED", "touch": "MODIFIED", "delete": "DELETED"}[kind]
-        self._history.append(WatchEvent(WatchType(word), fresh, str(self._version)))
+        self._history.append(ObjectEvent(WatchType(word), fresh, str(self._version)))
         self._snapshots.append(listed(self._version, *self.pods.values()))
         self._changed.set()
         self._changed = asyncio.Event()
@@ -156,7 +156,7 @@ class FaultyApi:
 
     async def watch(
         self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = ""
-    ) -> AsyncIterator[WatchEvent[K]]:
+    ) -> AsyncIterator[ObjectEvent[K]]:
         fault = self._watch_faults.pop(0) if self._watch_faults else ""
         await asyncio.sleep(0.01)
         if fault == "gone":
@@ -169,13 +169,13 @@ class FaultyApi:
             await asyncio.sleep(FOR_EVER)
         if fault == "replay":
             for old in self._history:
-                yield cast(WatchEvent[K], old)
+                yield cast(ObjectEvent[K], old)
         sent = int(resource_version)
         while True:
             changed = self._changed
             news = [event for event in self._history if int(event.resource_version) > sent]
             for event in _distorted(news, fault):
-                yield cast(WatchEvent[K], event)
+                yield cast(ObjectEvent[K], event)
             sent = self._version
             if fault == "late break" and news:
                 raise ApiUnavailable("cannot watch: reset")
@@ -184,10 +184,10 @@ class FaultyApi:
                     await changed.wait()
             except TimeoutError:
                 if self._bookmarks:
-                    yield cast(WatchEvent[K], bookmark(sent))
+                    yield cast(ObjectEvent[K], bookmark(sent))
 
 
-def _distorted(events: Sequence[WatchEvent[Pod]], fault: str) -> Sequence[WatchEvent[Pod]]:
+def _distorted(events: Sequence[ObjectEvent[Pod]], fault: str) -> Sequence[ObjectEvent[Pod]]:
     match fault:
         case "lose":
             return events[1:]

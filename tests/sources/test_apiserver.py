@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from podkeeper.model.api import Listed, WatchEvent
+from podkeeper.model.api import Listed, ObjectEvent
 from podkeeper.model.errors import ApiUnavailable, BadInput, Gone, Problem
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUpdate
@@ -319,7 +319,7 @@ def test_streams_are_closed() -> None:
         def __aiter__(self) -> "Endless":
             return self
 
-        async def __anext__(self) -> WatchEvent[Pod]:
+        async def __anext__(self) -> ObjectEvent[Pod]:
             await asyncio.sleep(FOR_EVER)
             raise StopAsyncIteration
 

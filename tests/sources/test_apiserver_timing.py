@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from podkeeper.model.api import Listed, WatchEvent, WatchType
+from podkeeper.model.api import Listed, ObjectEvent, WatchType
 from podkeeper.model.errors import ApiUnavailable, BadInput, Gone, Problem
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import Op, PodUpdate
@@ -280,8 +280,8 @@ def calls_of(
     return checkpoints.calls
 
 
-def changed(version: int, *, phase: str | None = None, deleted: bool = False) -> WatchEvent[Pod]:
-    return WatchEvent(WatchType.MODIFIED, pod("a", version=version, phase=phase, deleted=deleted), str(version))
+def changed(version: int, *, phase: str | None = None, deleted: bool = False) -> ObjectEvent[Pod]:
+    return ObjectEvent(WatchType.MODIFIED, pod("a", version=version, phase=phase, deleted=deleted), str(version))
 
 
 def test_the_end_of_a_pod_is_sent_after_the_pod_and_the_position_are_durable() -> None:

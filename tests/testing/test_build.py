@@ -7,8 +7,9 @@ import pytest
 
 from podkeeper.model.k8s.core import Container, EmptyDirVolumeSource, Pod, PodStatus, Probe, Volume
 from podkeeper.model.messages import FILE_SOURCE
+from podkeeper.model.pods import uid_of
 from podkeeper.runtimes.fake.behaviour import Behaviour
-from podkeeper.testing.build import container, exec_hook, pod, probe, uid_of
+from podkeeper.testing.build import container, exec_hook, pod, probe
 
 
 def wire(value: Pod | Container | Probe) -> Any:

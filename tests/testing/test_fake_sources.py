@@ -11,7 +11,7 @@ from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import Op, PodUpdate
 from podkeeper.testing.build import pod
 from podkeeper.testing.contracts import Implementation, name_of, opened
-from podkeeper.testing.contracts.contract import Scenario
+from podkeeper.testing.contracts.contract import ContractCase
 from podkeeper.testing.contracts.source import SOURCE, SourceSubject
 from podkeeper.testing.fake_sources import FakeStaticSource, fake_file_source, fake_http_source
 from podkeeper.testing.virtual_time import simulate
@@ -34,7 +34,7 @@ IMPLEMENTATIONS = {
 
 @pytest.mark.parametrize("scenario", SOURCE.scenarios, ids=name_of)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-def test_contract(implementation: Implementation[SourceSubject], scenario: Scenario[SourceSubject]) -> None:
+def test_contract(implementation: Implementation[SourceSubject], scenario: ContractCase[SourceSubject]) -> None:
     implementation.check(scenario)
 
 

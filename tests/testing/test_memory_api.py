@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from podkeeper.model.api import WatchEvent, WatchType
+from podkeeper.model.api import ObjectEvent, WatchType
 from podkeeper.model.errors import AgentError, ApiUnavailable, BadInput, Conflict, Gone, NotFound
 from podkeeper.model.k8s.core import ConfigMap, Node, Pod, PodSpec
 from podkeeper.model.k8s.meta import ObjectMeta
@@ -24,7 +24,7 @@ def event_of(watch: Watch[Pod]) -> Coroutine[Any, Any, str]:
     """Return the type of the next event and the name of its object."""
 
     async def read() -> str:
-        event: WatchEvent[Pod] = await anext(watch)
+        event: ObjectEvent[Pod] = await anext(watch)
         return f"{event.type} {event.object.metadata.name}"
 
     return read()

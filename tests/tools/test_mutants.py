@@ -2,14 +2,14 @@
 
 import pytest
 
-from tools.mutant_list import MUTANTS, Mutant
+from tools.mutant_list import MUTANTS, PlantedBug
 from tools.mutants import ROOT, SOURCE, Catch, Verdict, simulated_files, summary
 
 TEST, SEED = Catch("a test", 1.0), Catch("a seed", 1.0)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
-def test_each_mutant_changes_one_place_and_names_tests_that_exist(mutant: Mutant) -> None:
+def test_each_mutant_changes_one_place_and_names_tests_that_exist(mutant: PlantedBug) -> None:
     assert (SOURCE / "podkeeper" / mutant.file).read_text().count(mutant.before) == 1
     assert mutant.before != mutant.after
     assert all((ROOT / test.partition("::")[0]).exists() for test in mutant.tests)

@@ -32,9 +32,9 @@ from podkeeper.model.k8s.core import (
     VolumeProjection,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.pods import uid_of
 from podkeeper.model.quantity import parse_quantity
 from podkeeper.testing import build
-from podkeeper.testing.build import uid_of
 from podkeeper.volumes.empty_dir import memory_size
 from podkeeper.volumes.manager import HostVolumes
 from tests.volumes.harness import (

@@ -27,7 +27,7 @@ from podkeeper.model.k8s.core import (
     Volume,
 )
 from podkeeper.model.messages import PodUID
-from podkeeper.testing.build import uid_of
+from podkeeper.model.pods import uid_of
 from podkeeper.volumes.manager import HostVolumes
 from podkeeper.volumes.usage import OverUse
 from tests.volumes.bind import bind

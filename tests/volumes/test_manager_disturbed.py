@@ -11,7 +11,7 @@ import pytest
 
 from podkeeper.model.errors import ApiUnavailable, NotFound
 from podkeeper.model.k8s.core import ConfigMapVolumeSource, EmptyDirVolumeSource, Volume
-from podkeeper.testing.build import uid_of
+from podkeeper.model.pods import uid_of
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest

@@ -12,7 +12,7 @@ import pytest
 from podkeeper.linux.mounts import file_system_of
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import EmptyDirVolumeSource, SecretVolumeSource, Volume
-from podkeeper.testing.build import uid_of
+from podkeeper.model.pods import uid_of
 from podkeeper.volumes.manager import HostVolumes
 from podkeeper.volumes.memory import shared_memory
 from podkeeper.volumes.usage import OverUse

@@ -19,8 +19,8 @@ from podkeeper.linux.subpath import open_subpath
 from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import EmptyDirVolumeSource, Volume
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime_calls import Mount
-from podkeeper.testing.build import uid_of
 from podkeeper.volumes.atomic_writer import AtomicWriter, ProjectedFile
 from podkeeper.volumes.manager import HostVolumes
 from podkeeper.volumes.subpath_mounts import bind_subpath

@@ -9,7 +9,7 @@ import pytest
 
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import ConfigMapVolumeSource, EmptyDirVolumeSource, Pod, Volume
-from podkeeper.testing.build import uid_of
+from podkeeper.model.pods import uid_of
 from podkeeper.volumes.manager import HostVolumes
 from tests.volumes.harness import NOBODY, Store, as_unprivileged_user, needs_root, pod_with, run
 

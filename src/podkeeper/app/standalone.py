@@ -54,7 +54,7 @@ from podkeeper.rules.worker.timing import DEFAULT_TIMING, SyncTiming
 from podkeeper.sources.file import PERIOD_SECONDS, FileSource
 from podkeeper.sources.http import HttpSource
 from podkeeper.sources.local_objects import LocalObjects
-from podkeeper.sources.manifest_errors import Report
+from podkeeper.sources.manifest_errors import ReportProblems
 
 DEFAULT_MAX_PODS = 110
 DEFAULT_POD_PIDS = 1024
@@ -140,7 +140,7 @@ class AgentParts:
 
 
 @asynccontextmanager
-async def open_agent_parts(wanted: Standalone, report: Report | None = None) -> AsyncIterator[AgentParts]:
+async def open_agent_parts(wanted: Standalone, report: ReportProblems | None = None) -> AsyncIterator[AgentParts]:
     """Open all parts of an agent. `report` receives problems of manifests. Raises AlreadyRunning, BadInput."""
     async with AsyncExitStack() as opened:
         clock = SystemClock()
@@ -278,7 +278,7 @@ def _take_root(root: Path, opened: AsyncExitStack) -> None:
 
 
 def _sources(
-    wanted: Standalone, clock: Clock, objects: LocalObjects, journal: Journal, report: Report | None
+    wanted: Standalone, clock: Clock, objects: LocalObjects, journal: Journal, report: ReportProblems | None
 ) -> tuple[FileSource | HttpSource, ...]:
     config = wanted.config
     paths = (*wanted.paths, *([Path(config.static_pod_path)] if config.static_pod_path else []))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from podkeeper.engine.status import StatusManager
 from podkeeper.model.k8s.core import Node, Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection, admit
 from podkeeper.rules.admission.usage import NodeUsage, PodUsage, usage_of
 from podkeeper.rules.housekeeping import WorkerPredicates, is_active
@@ -50,12 +51,12 @@ class Admission:
 
     def admit(self, pod: Pod) -> Rejection | Preempt | None:
         """Decide about a pod as if it were not counted. The caller must `add` the pod if it is admitted."""
-        own = self._admitted.get(_uid(pod))
+        own = self._admitted.get(uid_of(pod))
         if own is not None:
             self._usage.remove(own.share)
         try:
             decision = self._decide(pod)
-            if decision is not None and self._remove_finished(except_for=_uid(pod)):
+            if decision is not None and self._remove_finished(except_for=uid_of(pod)):
                 decision = self._decide(pod)
         finally:
             if own is not None:
@@ -64,14 +65,14 @@ class Admission:
 
     def add(self, pod: Pod) -> None:
         """Count an admitted pod. Replace its earlier version."""
-        self.forget(_uid(pod))
+        self.forget(uid_of(pod))
         admitted = _AdmittedPod(pod, usage_of(pod))
-        self._admitted[_uid(pod)] = admitted
+        self._admitted[uid_of(pod)] = admitted
         self._usage.add(admitted.share)
 
     def update(self, pod: Pod) -> None:
         """Replace the counted version of a pod. Ignore a pod that is not counted, because it was rejected."""
-        if _uid(pod) in self._admitted:
+        if uid_of(pod) in self._admitted:
             self.add(pod)
 
     def forget(self, uid: PodUID) -> None:
@@ -82,7 +83,7 @@ class Admission:
 
     def _decide(self, pod: Pod) -> Rejection | Preempt | None:
         def other_pods() -> list[Pod]:
-            return [admitted.pod for uid, admitted in self._admitted.items() if uid != _uid(pod)]
+            return [admitted.pod for uid, admitted in self._admitted.items() if uid != uid_of(pod)]
 
         return admit(pod, self._node(), self._usage, other_pods, self._enforcement)
 
@@ -95,9 +96,5 @@ class Admission:
         return bool(finished)
 
     def _is_active(self, pod: Pod) -> bool:
-        published = self._status.get_pod_status(_uid(pod))
+        published = self._status.get_pod_status(uid_of(pod))
         return is_active(pod, None if published is None else published.phase, self._workers)
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

@@ -24,8 +24,9 @@ from podkeeper.engine.observer import Observer
 from podkeeper.engine.starter import ContainerStarter
 from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
+from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
+from podkeeper.model.pods import AnyContainer
 from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.model.runtime_calls import Dns, SandboxConfig
 from podkeeper.rules.container.events import EventReason
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 
 MAX_PODS_WITH_FAILURES: Final = 20_000
 
-Spec = Container | EphemeralContainer
 _NONE: Final[Mapping[str, StartFailure]] = {}
 
 
@@ -309,7 +309,7 @@ class PlanExecutor:
         self._record(PodEvent(event_type, reason, text, pod.metadata.uid or ""), pod)
 
 
-def _chosen(containers: Sequence[Spec] | None, indexes: Iterable[int]) -> list[Spec]:
+def _chosen(containers: Sequence[AnyContainer] | None, indexes: Iterable[int]) -> list[AnyContainer]:
     return [(containers or ())[index] for index in indexes]
 
 

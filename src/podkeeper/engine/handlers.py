@@ -27,6 +27,7 @@ from podkeeper.model.errors import AgentError
 from podkeeper.model.history import HistoryEvent, PodHeld, PodRejected
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import LifecycleEvent, Op, PodUID, PodUpdate, ProbeUpdate
+from podkeeper.model.pods import uid_of
 from podkeeper.ports.clock import Clock
 from podkeeper.rules import dispatch
 from podkeeper.rules.admission import admit
@@ -157,7 +158,7 @@ class SyncHandlers:
         if not couple.was_mirror:
             self._deadlines.follow(pod)
         elif couple.pod is not None:
-            self._status.mirror_changed(_uid(couple.pod))
+            self._status.mirror_changed(uid_of(couple.pod))
         never_ran = not couple.was_mirror and self._clear_rejection(pod)
         match self._addition(couple, at, never_ran=never_ran):
             case dispatch.AdmissionNeeded(update=update):
@@ -169,7 +170,7 @@ class SyncHandlers:
     def _addition(
         self, couple: PodAndMirror, at: float, *, never_ran: bool = False
     ) -> Update | dispatch.AdmissionNeeded | None:
-        ends = couple.pod is not None and self._workers.is_pod_termination_requested(_uid(couple.pod))
+        ends = couple.pod is not None and self._workers.is_pod_termination_requested(uid_of(couple.pod))
         return dispatch.on_addition(couple, at, termination_requested=ends and not never_ran)
 
     def _update(self, pod: Pod, at: float) -> None:
@@ -179,8 +180,8 @@ class SyncHandlers:
     def _remove(self, pod: Pod, at: float) -> None:
         self._pods.remove(pod)
         if not is_mirror_pod(pod):
-            self._admission.forget(_uid(pod))
-            self._deadlines.forget(_uid(pod))
+            self._admission.forget(uid_of(pod))
+            self._deadlines.forget(uid_of(pod))
         couple = self._pods.couple(pod)
         update = self._on_removal(couple, at, all_sources_ready=self.all_sources_ready())
         if couple.was_mirror:
@@ -194,7 +195,7 @@ class SyncHandlers:
         answer = dispatch.on_reconciliation(couple, at)
         self._deliver(answer.update)
         if answer.clean_dead_containers and couple.pod is not None:
-            self._collect_dead(_uid(couple.pod), "", True)
+            self._collect_dead(uid_of(couple.pod), "", True)
 
     def _store(self, pod: Pod) -> None:
         """Store the new version of a pod or mirror pod."""
@@ -230,7 +231,7 @@ class SyncHandlers:
     # Admission.
 
     def _admit(self, pod: Pod, update: Update) -> bool:
-        uid = _uid(pod)
+        uid = uid_of(pod)
         if uid in self._preemption.held():
             return False
         decision = self._admission.admit(pod)
@@ -251,11 +252,11 @@ class SyncHandlers:
 
     def _reject(self, pod: Pod, reason: str, message: str) -> None:
         log.info("pod %s (%s) rejected: %s: %s", full_name(pod), pod.metadata.uid, reason, message)
-        self._admission.forget(_uid(pod))
+        self._admission.forget(uid_of(pod))
         rejection = dispatch.rejection(pod, reason, message)
         self._status.set_pod_status(pod, rejection.status)
         self._record(rejection.event, pod)
-        self._note(_uid(pod), PodRejected(reason, message))
+        self._note(uid_of(pod), PodRejected(reason, message))
         self._observer.rejected(reason)
 
     def _note(self, uid: PodUID, event: HistoryEvent) -> None:
@@ -283,7 +284,3 @@ def _isolated(what: str, pod: str, act: Callable[[], bool | None]) -> bool:
 
 def _is_being_deleted(pod: Pod) -> bool:
     return pod.metadata.deletion_timestamp is not None
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

@@ -40,8 +40,8 @@ from podkeeper.engine.state_gc import StateGC
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.clock import Clock
@@ -218,7 +218,7 @@ class Housekeeping:
 
         This must not wait for the API, because the pod may be the API server.
         """
-        static = {_uid(pod): pod for pod in self._pods.pods() if is_static_pod(pod)}
+        static = {uid_of(pod): pod for pod in self._pods.pods() if is_static_pod(pod)}
         held = self._held()
         candidates = [uid for uid in static if uid not in held]
         for uid in candidates:
@@ -244,7 +244,7 @@ class Housekeeping:
         for listing in self._listings:
             listing.begin(group)
         cgroups, directories = [await listing.take() or frozenset() for listing in self._listings]
-        known = self._workers.sync_known_pods({_uid(pod) for pod in self._pods.pods()})
+        known = self._workers.sync_known_pods({uid_of(pod) for pod in self._pods.pods()})
         listed = await self._list_runtime()
         # No await from here to the last update, so that the decisions are still true when they are executed.
         if self._orphans is not None and listed is not None:
@@ -268,7 +268,7 @@ class Housekeeping:
         mirror_of = self._pods.mirror_of_pod if mirrors else lambda _: None
         desired = [(pod, mirror_of(pod)) for pod in self._pods.pods()]
         updated_since = {*self._workers.updated_since_sweep(), *self._held()}
-        unknown = [uid for pod, _ in desired if (uid := _uid(pod)) not in known and uid not in updated_since]
+        unknown = [uid for pod, _ in desired if (uid := uid_of(pod)) not in known and uid not in updated_since]
         published = {uid: self._status.get_pod_status(uid) for uid in unknown}
         return CleanupInput(
             desired=desired,
@@ -433,7 +433,3 @@ def _isolated(what: str, act: Callable[[], None]) -> None:
         act()
     except Exception:
         log.exception("housekeeping cannot %s", what)
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

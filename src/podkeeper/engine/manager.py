@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.static.mirror import PodAndMirror, full_name, is_mirror_pod, is_static_pod
 
 
@@ -35,19 +36,19 @@ class PodManager:
 
     def update(self, pod: Pod) -> None:
         """Store a new or changed pod or mirror pod."""
-        name, uid = full_name(pod), _uid(pod)
+        name, uid = full_name(pod), uid_of(pod)
         if is_mirror_pod(pod):
             self._mirrors[uid] = self._mirror_by_name[name] = pod
             if (static := self._pod_by_name.get(name)) is not None:
-                self._translations[uid] = _uid(static)
+                self._translations[uid] = uid_of(static)
         else:
             self._pods[uid] = self._pod_by_name[name] = pod
             if (mirror := self._mirror_by_name.get(name)) is not None:
-                self._translations[_uid(mirror)] = uid
+                self._translations[uid_of(mirror)] = uid
 
     def remove(self, pod: Pod) -> None:
         """Remove a pod or mirror pod. An unknown one is ignored."""
-        name, uid = full_name(pod), _uid(pod)
+        name, uid = full_name(pod), uid_of(pod)
         if is_mirror_pod(pod):
             self._mirrors.pop(uid, None)
             self._mirror_by_name.pop(name, None)
@@ -98,7 +99,3 @@ class PodManager:
         }
         pod_to_mirror.update((pod, mirror) for mirror, pod in self._translations.items())
         return Translations(pod_to_mirror, dict(self._translations))
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

@@ -23,6 +23,7 @@ from podkeeper.engine.events import Record
 from podkeeper.model.errors import AgentError, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.ports.cgroups import Cgroups
 from podkeeper.ports.volumes import Volumes
 
@@ -59,7 +60,7 @@ class PodSetup:
 
     async def prepare(self, pod: Pod) -> Prepared:
         """Set up the cgroup and the volumes of a pod, unless that was done for this version."""
-        uid = _uid(pod)
+        uid = uid_of(pod)
         prepared = self._prepared.get(uid)
         earlier = self._in_flight.get(uid)
         # A pending call may tear down what was prepared. An ended one stays in `_in_flight` until its callback runs.
@@ -92,11 +93,11 @@ class PodSetup:
             self._warn(FAILED_MOUNT, str(error), pod)
             raise
         # Here, not in `prepare`, because its caller may be cancelled or may resume only after the next call has begun.
-        prepared = self._prepared[_uid(pod)] = Prepared(pod, cgroup_parent, host_paths)
+        prepared = self._prepared[uid_of(pod)] = Prepared(pod, cgroup_parent, host_paths)
         return prepared
 
     def _warn(self, reason: str, message: str, pod: Pod) -> None:
-        self._record(PodEvent(EventType.WARNING, reason, message, _uid(pod)), pod)
+        self._record(PodEvent(EventType.WARNING, reason, message, uid_of(pod)), pod)
 
     async def _complete(self, uid: PodUID, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a call after the earlier calls of the same pod. A call that has begun is completed."""
@@ -138,7 +139,3 @@ def _needs_the_same_setup(one: Pod, other: Pod) -> bool:
         and one.metadata.labels == other.metadata.labels
         and one.metadata.annotations == other.metadata.annotations
     )
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

@@ -25,6 +25,7 @@ from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import ApiError, BadInput, NotConfigurable, NotFound, RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import ConfigMap, Container, EphemeralContainer, Pod, Secret
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import AnyContainer, uid_of
 from podkeeper.model.runtime import ContainerRecord, ImageRecord, PodRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.ports.api import ObjectReader
@@ -54,8 +55,6 @@ RUN_ERROR: Final = "RunContainerError"
 
 POST_START_SECONDS: Final = 3600.0
 """The timeout of a postStart hook, which blocks the syncs of its pod. The kubelet has none."""
-
-Spec = Container | EphemeralContainer
 
 
 class StartRuntime(Protocol):
@@ -107,7 +106,9 @@ class ContainerStarter:
         self._curve = curve
         self._may_start = may_start
 
-    async def start(self, pod: Pod, container: Spec, record: PodRecord, place: SandboxContext) -> NotStarted | None:
+    async def start(
+        self, pod: Pod, container: AnyContainer, record: PodRecord, place: SandboxContext
+    ) -> NotStarted | None:
         """Start a container. `record` is the pod that the plan was computed from. It determines the attempt.
 
         Return None also if the pod may no longer start containers, which is no error and needs no retry.
@@ -116,7 +117,7 @@ class ContainerStarter:
         if held is not None:
             return held
         # Durable first, because the next agent must not restart the container without backoff after a crash.
-        await self._restarts.settle(_uid(pod))
+        await self._restarts.settle(uid_of(pod))
         image = await self._images.ensure(pod, container, place.pull_secrets)
         if isinstance(image, NotStarted):
             self._fail(pod, container, f"Error: {image.failure.reason}")
@@ -127,7 +128,7 @@ class ContainerStarter:
             return self._failed(pod, container, CONFIG_ERROR, error)
         try:
             await self._remove_unstarted(pod, container, record)
-            if not self._may_start(_uid(pod)):  # the image pull may have taken minutes
+            if not self._may_start(uid_of(pod)):  # the image pull may have taken minutes
                 return None
             container_id = await self._runtime.create_container(place.sandbox_id, config)
         except NotConfigurable as error:  # the runtime found an error in the spec or on the node
@@ -135,9 +136,9 @@ class ContainerStarter:
         except TryLater as error:
             return self._failed(pod, container, CREATE_ERROR, error)
         # Claim before the start, because a start that reports an error may still have taken effect.
-        self._claim(_uid(pod), container.name, container_id)
+        self._claim(uid_of(pod), container.name, container_id)
         self._record(normal(pod, container.name, EventReason.CREATED, "Container created"), pod)
-        if not self._may_start(_uid(pod)):
+        if not self._may_start(uid_of(pod)):
             return None  # the container is removed with the pod
         try:
             await self._runtime.start_container(container_id)
@@ -147,7 +148,7 @@ class ContainerStarter:
         self._record(normal(pod, container.name, EventReason.STARTED, "Container started"), pod)
         return await self._run_hook(pod, container, container_id, record, place)
 
-    async def _remove_unstarted(self, pod: Pod, container: Spec, record: PodRecord) -> None:
+    async def _remove_unstarted(self, pod: Pod, container: AnyContainer, record: PodRecord) -> None:
         """Remove earlier attempts that were created but not started, because an abandoned start may still take effect.
 
         Raises TryLater if one has started since `record` was read. The image pull in between may take minutes, and a
@@ -158,13 +159,13 @@ class ContainerStarter:
         ]
         if not created:
             return
-        now = {each.id: each.state for each in (await self._runtime.pod_record(_uid(pod))).containers}
+        now = {each.id: each.state for each in (await self._runtime.pod_record(uid_of(pod))).containers}
         if any(now.get(each, RecordState.CREATED) is not RecordState.CREATED for each in created):
             raise RuntimeRefused(f"cannot create container {container.name}: an earlier attempt has started after all")
         for each in created:
             await self._runtime.remove_container(each)
 
-    def _in_backoff(self, pod: Pod, container: Spec, record: PodRecord) -> NotStarted | None:
+    def _in_backoff(self, pod: Pod, container: AnyContainer, record: PodRecord) -> NotStarted | None:
         """Return the failure to report if the container must wait before its next attempt."""
         curve = curve_for(pod, BackoffKind.RESTART, self._curve)
         held = self._restarts.begin_restart(pod, container, record, curve)
@@ -174,7 +175,7 @@ class ContainerStarter:
         return NotStarted(StartFailure(held.reason, held.message), held.until)
 
     async def _run_hook(
-        self, pod: Pod, container: Spec, container_id: str, record: PodRecord, place: SandboxContext
+        self, pod: Pod, container: AnyContainer, container_id: str, record: PodRecord, place: SandboxContext
     ) -> NotStarted | None:
         """Execute the postStart hook. Stop the container if the hook fails."""
         hook = None if container.lifecycle is None else container.lifecycle.post_start
@@ -197,7 +198,7 @@ class ContainerStarter:
     # Configuration.
 
     async def _config(
-        self, pod: Pod, container: Spec, record: PodRecord, place: SandboxContext, image: ImageRecord
+        self, pod: Pod, container: AnyContainer, record: PodRecord, place: SandboxContext, image: ImageRecord
     ) -> ContainerConfig:
         """Compute the configuration. Raise NotConfigurable, ApiError or BadInput with the message for the status."""
         target_id = _target_id(container, record)
@@ -224,7 +225,7 @@ class ContainerStarter:
             target_id=target_id,
         )
 
-    async def _references(self, pod: Pod, container: Spec) -> dict[EnvReference, ConfigMap | Secret]:
+    async def _references(self, pod: Pod, container: AnyContainer) -> dict[EnvReference, ConfigMap | Secret]:
         """Return the existing ConfigMaps and Secrets that the environment refers to."""
         found: dict[EnvReference, ConfigMap | Secret] = {}
         namespace = pod.metadata.namespace or ""
@@ -241,20 +242,18 @@ class ContainerStarter:
 
     # Failures.
 
-    def _failed(self, pod: Pod, container: Spec, reason: str, error: Exception, container_id: str = "") -> NotStarted:
+    def _failed(
+        self, pod: Pod, container: AnyContainer, reason: str, error: Exception, container_id: str = ""
+    ) -> NotStarted:
         log.warning("container %s of pod %s not started, will retry: %s", container.name, format_pod(pod), error)
         self._fail(pod, container, f"Error: {error}", container_id)
         return NotStarted(StartFailure(reason, str(error)))
 
-    def _fail(self, pod: Pod, container: Spec, text: str, container_id: str = "") -> None:
+    def _fail(self, pod: Pod, container: AnyContainer, text: str, container_id: str = "") -> None:
         self._record(warning(pod, container.name, EventReason.FAILED, text, container_id), pod)
 
 
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")
-
-
-def _target_id(container: Spec, record: PodRecord) -> str:
+def _target_id(container: AnyContainer, record: PodRecord) -> str:
     """Return the ID of the target of an ephemeral container, if it has one. Raise NotConfigurable if it is unknown."""
     name = container.target_container_name if isinstance(container, EphemeralContainer) else None
     if not name:

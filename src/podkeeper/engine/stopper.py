@@ -28,8 +28,9 @@ from podkeeper.engine.background import Spawn
 from podkeeper.engine.events import Record
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
+from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import AnyContainer
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.container.events import EventReason, normal, warning
@@ -40,8 +41,6 @@ from podkeeper.rules.plan.actions import ContainerToKill
 log = logging.getLogger(__name__)
 
 MAY_RUN = (RecordState.RUNNING, RecordState.UNKNOWN)
-
-Spec = Container | EphemeralContainer
 
 
 class StopRuntime(Protocol):
@@ -276,9 +275,9 @@ async def _within_grace(stop: _ContainerStop) -> AsyncIterator[None]:
         stop.timeout = None
 
 
-def _spec(pod: Pod, name: str) -> Spec | None:
+def _spec(pod: Pod, name: str) -> AnyContainer | None:
     spec = pod.spec
-    containers: tuple[Spec, ...] = (
+    containers: tuple[AnyContainer, ...] = (
         *spec.containers,
         *(spec.init_containers or ()),
         *(spec.ephemeral_containers or ()),

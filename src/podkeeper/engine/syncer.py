@@ -38,6 +38,7 @@ from podkeeper.engine.status import StatusManager
 from podkeeper.model.errors import AgentError, BadInput, GiveUp, NetworkNotReady, TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import CONFIG_FIRST_SEEN_ANNOTATION, EventType, PodEvent, PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.model.times import parse_time
 from podkeeper.ports.clock import Clock
@@ -128,15 +129,15 @@ class PodSyncer:
         """Bring a pod closer to its spec. Return True if it has reached a terminal phase."""
         if self._is_unchanged(pod, mirror_pod, record):
             return False
-        self._without_work.pop(_uid(pod), None)
+        self._without_work.pop(uid_of(pod), None)
         if update_type is UpdateType.CREATE:
             self._measure(pod, self._observer.first_sync_started)
-        if _uid(pod) in self._starting_over:
+        if uid_of(pod) in self._starting_over:
             record = await self._without_former_containers(pod, record)
         try:
             ended = await self._sync(pod, mirror_pod, record)
             if ended is _SyncStep.CONTAINERS_REMOVED:  # the removals cause no sync, so continue at once
-                ended = await self._sync(pod, mirror_pod, await self._inspect(_uid(pod)))
+                ended = await self._sync(pod, mirror_pod, await self._inspect(uid_of(pod)))
         except GiveUp as error:
             log.warning("pod %s can never run on this node: %s", _name(pod), error)
             status = self._status(pod, record, ended=False)
@@ -149,7 +150,7 @@ class PodSyncer:
         self, pod: Pod, record: PodRecord, grace_seconds: int | None, status_function: StatusFunction | None
     ) -> None:
         """Stop a pod's containers. Return when none of them runs and their exits are in the status."""
-        uid = _uid(pod)
+        uid = uid_of(pod)
         self._without_work.pop(uid, None)
         status = self._status(pod, record, ended=False)
         self._statuses.set_pod_status(pod, status if status_function is None else status_function(status))
@@ -178,7 +179,7 @@ class PodSyncer:
 
     async def sync_terminated_pod(self, pod: Pod, record: PodRecord) -> None:
         """Release the resources of a stopped pod. At the end, report it as terminated."""
-        uid = _uid(pod)
+        uid = uid_of(pod)
         self._without_work.pop(uid, None)
         self._statuses.set_pod_status(pod, self._status(pod, record, ended=True))
         await self._pod_setup.unmount(uid)
@@ -199,14 +200,14 @@ class PodSyncer:
 
     def _on_sandbox(self, pod: Pod, record: PodRecord) -> None:
         """Publish the addresses of a new sandbox before images are pulled."""
-        self._with_sandbox[_uid(pod)] = record
+        self._with_sandbox[uid_of(pod)] = record
         self._publish(pod, record)
 
     # Steps of a sync.
 
     async def _without_former_containers(self, pod: Pod, record: PodRecord) -> PodRecord:
         """Remove the containers of a pod's former run. Raises TryLater if a dead container remains."""
-        uid = _uid(pod)
+        uid = uid_of(pod)
         await self._executor.collect_dead_containers(record, everything=True)
         left = await self._inspect(uid)
         if dead := sorted(each.name for each in left.containers if each.state is not RecordState.RUNNING):
@@ -216,7 +217,7 @@ class PodSyncer:
 
     async def _sync(self, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> _SyncStep:
         """Publish the status, prepare what the pod needs, compute the plan, and execute it."""
-        uid = _uid(pod)
+        uid = uid_of(pod)
         self._executor.clear_failures(record)
         before = self._statuses.get_pod_status(uid)
         if not self._probes.view(uid).workers and _runs_probed(pod, record):
@@ -252,7 +253,7 @@ class PodSyncer:
         return _SyncStep.CONTAINERS_REMOVED if restarts_all and actions.containers_to_reset else _SyncStep.DONE
 
     async def _execute(self, pod: Pod, record: PodRecord, actions: PodActions, pod_setup: Prepared) -> None:
-        uid = _uid(pod)
+        uid = uid_of(pod)
         failures = self._executor.failures_of(uid)
         secrets = await self._references.pull_secrets(pod) if pod.spec.image_pull_secrets else ()
         try:
@@ -280,7 +281,7 @@ class PodSyncer:
 
     def _is_unchanged(self, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> bool:
         """Return whether all inputs are as in the last sync that had nothing to do."""
-        uid = _uid(pod)
+        uid = uid_of(pod)
         last = self._without_work.get(uid)
         if (
             last is None
@@ -319,7 +320,7 @@ class PodSyncer:
 
     def _publish(self, pod: Pod, record: PodRecord) -> PodStatus:
         """Publish the status of a pod that has not ended. Probe containers at once that only wait for readiness."""
-        uid = _uid(pod)
+        uid = uid_of(pod)
         before = self._statuses.get_pod_status(uid)
         status = self._status(pod, record, ended=False)
         if status.phase == Phase.RUNNING and (before is None or before.phase == Phase.PENDING):
@@ -330,7 +331,7 @@ class PodSyncer:
         return status
 
     def _status(self, pod: Pod, record: PodRecord, *, ended: bool) -> PodStatus:
-        uid = _uid(pod)
+        uid = uid_of(pod)
         published = self._statuses.get_pod_status(uid)
         eviction = self._eviction(pod, published)
         if eviction is PAST_DEADLINE and (published is None or published.reason != eviction.reason):
@@ -368,7 +369,7 @@ class PodSyncer:
         observe((self._clock.now() - seen).total_seconds())
 
     def _warn(self, reason: str, message: str, about: Pod | PodRecord) -> None:
-        uid = about.uid if isinstance(about, PodRecord) else _uid(about)
+        uid = about.uid if isinstance(about, PodRecord) else uid_of(about)
         self._record(PodEvent(EventType.WARNING, reason, message, uid), about)
 
 
@@ -407,7 +408,3 @@ def _text_of(error: Exception) -> str:
 
 def _name(pod: Pod) -> str:
     return f"{pod.metadata.namespace or 'default'}/{pod.metadata.name}"
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

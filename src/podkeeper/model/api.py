@@ -26,7 +26,7 @@ class WatchType(StrEnum):
     BOOKMARK = "BOOKMARK"  # no change, only a new resource version
 
 
-class WatchEvent(msgspec.Struct, Generic[K], frozen=True):
+class ObjectEvent(msgspec.Struct, Generic[K], frozen=True):
     """One change. A later watch can continue from `resource_version`."""
 
     type: WatchType

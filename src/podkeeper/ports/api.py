@@ -7,7 +7,7 @@ Kinds are the structs of `model.k8s`. The implementation maps each kind to its p
 from collections.abc import AsyncIterator
 from typing import Protocol, TypeVar
 
-from podkeeper.model.api import Listed, WatchEvent
+from podkeeper.model.api import Listed, ObjectEvent
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.wire import JSONObject, Wire
 
@@ -40,7 +40,7 @@ class Watcher(Protocol):
 
     def watch(
         self, kind: type[K], resource_version: str, *, namespace: str = "", field_selector: str = ""
-    ) -> AsyncIterator[WatchEvent[K]]:
+    ) -> AsyncIterator[ObjectEvent[K]]:
         """Yield the changes after a resource version. End when the server closes the stream.
 
         Raise Gone if the version is too old: list again. Raise ApiUnavailable if the connection breaks: watch again

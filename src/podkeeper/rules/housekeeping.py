@@ -18,6 +18,7 @@ from typing import Protocol
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.rules.status.phase import is_terminal
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
@@ -98,7 +99,7 @@ def cleanup_plan(given: CleanupInput, workers: WorkerPredicates) -> CleanupPlan:
     """
     known = {*given.known, *given.updated_since}
     could_run = frozenset(known - {uid for uid, pod in given.known.items() if pod.state is PodWorkerState.TERMINATED})
-    desired = {_uid(pod): (pod, mirror) for pod, mirror in given.desired}
+    desired = {uid_of(pod): (pod, mirror) for pod, mirror in given.desired}
     runtime_unknown = given.runtime_pods is None
     running = {PodUID(record.uid): record for record in given.runtime_pods or ()}
 
@@ -134,7 +135,7 @@ def cleanup_plan(given: CleanupInput, workers: WorkerPredicates) -> CleanupPlan:
     idle_cgroups = cgroups - could_run - restarts.keys() - running.keys() - doubtful
     return CleanupPlan(
         could_run=could_run,
-        statuses_to_keep=frozenset([*desired, *map(_uid, given.mirrors), *doubtful]),
+        statuses_to_keep=frozenset([*desired, *map(uid_of, given.mirrors), *doubtful]),
         directories_to_remove=orphaned - with_volumes,
         volumes_to_unmount=orphaned & with_volumes - known,
         mirrors_to_delete=tuple(
@@ -177,7 +178,7 @@ def _to_confirm(given: CleanupInput, known: Collection[str], desired: Collection
 
 def is_active(pod: Pod, published_phase: str | None, workers: WorkerPredicates) -> bool:
     """Return whether a desired pod is admitted and not terminal. A pod that still terminates is active."""
-    uid = _uid(pod)
+    uid = uid_of(pod)
     if workers.is_pod_known_terminated(uid):
         return False
     terminal = is_terminal(pod.status.phase) or is_terminal(published_phase)
@@ -194,7 +195,3 @@ def is_running(record: PodRecord) -> bool:
 
 def _is_deleted_and_terminal(pod: Pod) -> bool:
     return pod.metadata.deletion_timestamp is not None and is_terminal(pod.status.phase)
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

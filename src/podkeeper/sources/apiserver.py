@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from podkeeper.concurrency.backoff import GrowingDelay, RetryCounter
-from podkeeper.model.api import Listed, WatchEvent, WatchType
+from podkeeper.model.api import Listed, ObjectEvent, WatchType
 from podkeeper.model.errors import AgentError, Gone, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import API_SOURCE, Op, PodUpdate
@@ -104,7 +104,7 @@ class ReflectorState:
         self.position = listed.resource_version
         return PodUpdate(Op.SET, tuple(pods.values()), API_SOURCE), refused
 
-    def take_event(self, event: WatchEvent[Pod]) -> PodUpdate | None:
+    def take_event(self, event: ObjectEvent[Pod]) -> PodUpdate | None:
         """Process one event of the watch. Returns the update, or None if the event is not new."""
         pod, version = event.object, event.resource_version
         if not is_older(version, self.position):
@@ -291,7 +291,7 @@ class ApiSource:
             return _WatchEnd.LIST_DUE if self._clock.monotonic() >= self._list_due else _WatchEnd.SILENT
         return _WatchEnd.CLOSED
 
-    async def _follow(self, stream: AsyncIterator[WatchEvent[Pod]], emit: SendUpdate) -> None:
+    async def _follow(self, stream: AsyncIterator[ObjectEvent[Pod]], emit: SendUpdate) -> None:
         """Process the events of a stream until it ends or times out."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout_at(self._deadline(loop)) as deadline:
@@ -306,7 +306,7 @@ class ApiSource:
     def _deadline(self, loop: asyncio.AbstractEventLoop) -> float:
         return min(loop.time() + self._timing.silence, self._list_due)
 
-    async def _take(self, event: WatchEvent[Pod], emit: SendUpdate) -> None:
+    async def _take(self, event: ObjectEvent[Pod], emit: SendUpdate) -> None:
         if event.type is not WatchType.BOOKMARK and not is_usable(event.object):
             self._report_unusable(event.object)
         if (update := self._state.take_event(event)) is not None:
@@ -376,7 +376,7 @@ class ApiSource:
             log.exception("cannot report: %s", message)
 
 
-async def _close(stream: AsyncIterator[WatchEvent[Pod]]) -> None:
+async def _close(stream: AsyncIterator[ObjectEvent[Pod]]) -> None:
     """Close a stream that is a generator. Otherwise it would stay open until it is garbage-collected."""
     close = getattr(stream, "aclose", None)
     if close is not None:

@@ -30,7 +30,7 @@ from podkeeper.ports.clock import Clock
 from podkeeper.ports.source import SendUpdate
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_content import ManifestReader
-from podkeeper.sources.manifest_errors import Report
+from podkeeper.sources.manifest_errors import ReportProblems
 from podkeeper.sources.manifest_scan import ManifestScan, ManifestScanner, owner_of
 from podkeeper.sources.static_publisher import PlaceContent, StaticPublisher
 from podkeeper.sources.stored_manifests import StoredManifests
@@ -53,7 +53,7 @@ class FileSource:
         *,
         objects: LocalObjects | None = None,
         period_seconds: float = PERIOD_SECONDS,
-        report: Report | None = None,
+        report: ReportProblems | None = None,
         stored_manifests: StoredManifests | None = None,
         open_watch: Callable[[], ManifestWatch] = ManifestWatch,
     ) -> None:

@@ -27,10 +27,10 @@ from podkeeper.model.messages import HTTP_SOURCE
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.source import SendUpdate
 from podkeeper.rules.static.pod import FromURL
-from podkeeper.sources.http_fetch import Fetcher, FetchFailed, Headers, HttpFetcher, shown_url
+from podkeeper.sources.http_fetch import Fetcher, FetchFailed, HttpFetcher, HttpHeaders, shown_url
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_content import ManifestContent, ManifestReader, unreadable
-from podkeeper.sources.manifest_errors import Report
+from podkeeper.sources.manifest_errors import ReportProblems
 from podkeeper.sources.static_publisher import PlaceContent, StaticPublisher
 from podkeeper.sources.stored_manifests import StoredManifests
 
@@ -49,10 +49,10 @@ class HttpSource:
         node_name: str,
         clock: Clock,
         *,
-        headers: Headers | None = None,
+        headers: HttpHeaders | None = None,
         objects: LocalObjects | None = None,
         period_seconds: float = PERIOD_SECONDS,
-        report: Report | None = None,
+        report: ReportProblems | None = None,
         stored_manifests: StoredManifests | None = None,
         fetcher: Fetcher | None = None,
     ) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ANSWER_SECONDS: Final = 10.0
 """Timeout of a request, including the body, as in the kubelet."""
 
-Headers = Mapping[str, str | Iterable[str]]
+HttpHeaders = Mapping[str, str | Iterable[str]]
 
 
 class FetchFailed(Exception):
@@ -53,7 +53,7 @@ class Fetcher(Protocol):
 
 
 class HttpFetcher:
-    def __init__(self, url: str, headers: Headers) -> None:
+    def __init__(self, url: str, headers: HttpHeaders) -> None:
         self._url = url
         self._headers = _pairs(headers)
         self._http: Any = None  # the module aiohttp, while the fetcher is open
@@ -106,7 +106,7 @@ async def _body(response: "aiohttp.ClientResponse") -> bytes:
     return bytes(data)
 
 
-def _pairs(headers: Headers) -> list[tuple[str, str]]:
+def _pairs(headers: HttpHeaders) -> list[tuple[str, str]]:
     """Return pairs of name and value. A header may have several values."""
     return [
         (name, value)

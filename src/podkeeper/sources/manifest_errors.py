@@ -13,7 +13,7 @@ from podkeeper.model.errors import Problem
 
 log = logging.getLogger(__name__)
 
-Report = Callable[[str, tuple[Problem, ...]], None]
+ReportProblems = Callable[[str, tuple[Problem, ...]], None]
 """Receives a place (file, directory, URL) and its problems. No problems means that it was fixed or removed."""
 
 
@@ -27,7 +27,7 @@ class PlaceProblems:
 
 
 class ProblemReporter:
-    def __init__(self, report: Report | None = None) -> None:
+    def __init__(self, report: ReportProblems | None = None) -> None:
         self._report = report
         self._reported: dict[str, PlaceProblems] = {}
 

@@ -39,7 +39,7 @@ REMOVAL_SECONDS: Final = 0.2
 _QUIET_NS: Final = 1_000_000_000  # without a watch, a file counts as complete after this time without changes
 _CLOCK_RESOLUTION_NS: Final = 100_000_000  # larger than the clock resolution of all common file systems
 
-Stamp = tuple[int, int, int, int, int]
+FileStamp = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ScannedFile:
 
     content: ManifestContent
     version: bytes  # hash of the text
-    stamp: Stamp | None = None  # None: read the file again in any case
+    stamp: FileStamp | None = None  # None: read the file again in any case
     missing_since: float | None = None
     stored: bool = False  # only known from before the restart, not read yet
 
@@ -192,7 +192,7 @@ class ManifestScanner:
             return known
         return self._read(path, known, stamp if info.st_ctime_ns < state.wall_ns - _CLOCK_RESOLUTION_NS else None)
 
-    def _read(self, path: str, known: ScannedFile | None, stamp: Stamp | None) -> ScannedFile:
+    def _read(self, path: str, known: ScannedFile | None, stamp: FileStamp | None) -> ScannedFile:
         try:
             data = read_bytes(path)
         except OSError as error:
@@ -229,7 +229,7 @@ def _missing(known: ScannedFile | None, state: _ScanState) -> ScannedFile | None
     return replace(known, missing_since=since, stamp=None)
 
 
-def _not_a_file(path: str, mode: int, stamp: Stamp) -> ScannedFile:
+def _not_a_file(path: str, mode: int, stamp: FileStamp) -> ScannedFile:
     """Return the state of a directory or special file. It holds no objects, so its content is complete."""
     about = "cannot read it: not a regular file"
     if stat.S_ISDIR(mode):

@@ -28,7 +28,7 @@ from podkeeper.ports.source import SendUpdate
 from podkeeper.sources.active_objects import ActiveObjects, ActiveSet
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_content import ManifestContent
-from podkeeper.sources.manifest_errors import PlaceProblems, ProblemReporter, Report
+from podkeeper.sources.manifest_errors import PlaceProblems, ProblemReporter, ReportProblems
 from podkeeper.sources.stored_manifests import StoredManifests
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class StaticPublisher:
         self,
         source: str,
         objects: LocalObjects | None,
-        report: Report | None,
+        report: ReportProblems | None,
         stored_manifests: StoredManifests | None = None,
     ) -> None:
         """`stored_manifests` store the manifests across restarts of the agent. None: nothing is stored."""

@@ -34,7 +34,6 @@ from podkeeper.model.messages import (
     CONFIG_HASH_ANNOTATION,
     CONFIG_MIRROR_ANNOTATION,
     CONFIG_SOURCE_ANNOTATION,
-    PodUID,
 )
 from podkeeper.model.wire import QuantityLike
 from podkeeper.runtimes.fake.behaviour import ANNOTATION_PREFIX, Behaviour
@@ -192,8 +191,3 @@ def probe(
 def exec_hook(*command: str) -> LifecycleHandler:
     """Return a lifecycle hook that runs a command in the container."""
     return LifecycleHandler(exec=ExecAction(command=command))
-
-
-def uid_of(of: Pod) -> PodUID:
-    """Return the UID of a pod. Empty if it has none."""
-    return PodUID(of.metadata.uid or "")

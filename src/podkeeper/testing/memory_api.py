@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 from weakref import WeakSet
 
-from podkeeper.model.api import Listed, WatchEvent, WatchType
+from podkeeper.model.api import Listed, ObjectEvent, WatchType
 from podkeeper.model.errors import AgentError, AlreadyExists, ApiUnavailable, BadInput, Gone, NotFound, Problem
 from podkeeper.model.k8s import certificates, core, storage
 from podkeeper.model.times import format_time
@@ -339,7 +339,7 @@ class MemoryApi:
         store = self._stores[kind]
         if resource_version in ("", "0"):
             for what in self._selected(kind, selector):
-                watch.put_event(WatchEvent(WatchType.ADDED, what, meta_of(what).resource_version or ""))
+                watch.put_event(ObjectEvent(WatchType.ADDED, what, meta_of(what).resource_version or ""))
         else:
             since = _version_of(resource_version)
             if since < store.compacted:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from podkeeper.model.api import WatchEvent, WatchType
+from podkeeper.model.api import ObjectEvent, WatchType
 from podkeeper.model.errors import AgentError, ApiUnavailable, BadInput, Problem
 from podkeeper.model.wire import Wire
 from podkeeper.testing.memory_objects import meta_of
@@ -78,18 +78,18 @@ class Change:
     old: Wire | None
     new: Wire | None
 
-    def event_for(self, selector: Selector) -> WatchEvent[Wire] | None:
+    def event_for(self, selector: Selector) -> ObjectEvent[Wire] | None:
         """Return the event for a watch: ADDED if the object starts to match, DELETED if it no longer matches."""
         before, after = selector.matches(self.old), selector.matches(self.new)
         what = self.new if self.new is not None else self.old
         assert what is not None
         match before, after:
             case True, True:
-                return WatchEvent(WatchType.MODIFIED, what, str(self.version))
+                return ObjectEvent(WatchType.MODIFIED, what, str(self.version))
             case False, True:
-                return WatchEvent(WatchType.ADDED, what, str(self.version))
+                return ObjectEvent(WatchType.ADDED, what, str(self.version))
             case True, False:
-                return WatchEvent(WatchType.DELETED, what, str(self.version))
+                return ObjectEvent(WatchType.DELETED, what, str(self.version))
             case _:
                 return None
 
@@ -121,14 +121,14 @@ class Watch(Generic[K]):
         self._opening: AbstractAsyncContextManager[object] | None = opening
         self._version = version
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[tuple[float, WatchEvent[Wire]]] = deque()
+        self._queue: deque[tuple[float, ObjectEvent[Wire]]] = deque()
         self._wake = asyncio.Event()
         self._end: AgentError | StopAsyncIteration | None = None
 
     def __aiter__(self) -> "Watch[K]":
         return self
 
-    async def __anext__(self) -> WatchEvent[K]:
+    async def __anext__(self) -> ObjectEvent[K]:
         if self._opening is not None:
             opening, self._opening = self._opening, None
             async with opening:
@@ -144,7 +144,7 @@ class Watch(Generic[K]):
                 due, event = self._queue[0]
                 if due <= now:
                     self._queue.popleft()
-                    return cast(WatchEvent[K], event)
+                    return cast(ObjectEvent[K], event)
                 await self._wait_until(due)
             elif now >= bookmark_at:
                 return self._bookmark()
@@ -160,7 +160,7 @@ class Watch(Generic[K]):
         if event is not None:
             self.put_event(event)
 
-    def put_event(self, event: WatchEvent[Wire]) -> None:
+    def put_event(self, event: ObjectEvent[Wire]) -> None:
         """Queue an event. Break the stream if its queue is full."""
         if self._end is not None:
             return
@@ -173,7 +173,7 @@ class Watch(Generic[K]):
 
     def bookmark(self) -> None:
         """Queue a bookmark with the newest version."""
-        self.put_event(cast("WatchEvent[Wire]", self._bookmark()))
+        self.put_event(cast("ObjectEvent[Wire]", self._bookmark()))
 
     def close(self, end: AgentError | StopAsyncIteration) -> None:
         """End the stream with StopAsyncIteration, or break it with an error. A broken stream loses its queue."""
@@ -185,10 +185,10 @@ class Watch(Generic[K]):
         """Apply changed settings."""
         self._wake.set()
 
-    def _bookmark(self) -> WatchEvent[K]:
+    def _bookmark(self) -> ObjectEvent[K]:
         version = str(self._version())
         what = msgspec.convert({"metadata": {"resourceVersion": version}}, self._kind)
-        return WatchEvent(WatchType.BOOKMARK, what, version)
+        return ObjectEvent(WatchType.BOOKMARK, what, version)
 
     async def _wait_until(self, until: float | None) -> None:
         self._wake.clear()

@@ -25,8 +25,8 @@ from podkeeper.app.build import Engine, Ports, Settings, simple_node
 from podkeeper.app.sources import api_source
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.runtimes.fake import FakeRuntime
-from podkeeper.testing.build import uid_of
 from podkeeper.testing.fake_sources import fake_file_source
 from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 from podkeeper.testing.memory_api import MemoryApi

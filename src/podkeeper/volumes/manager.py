@@ -30,6 +30,7 @@ from podkeeper.linux.tree import make_directory, open_directory, opened, remove_
 from podkeeper.model.errors import AgentError, BadInput, CallTimedOut, NotConfigurable, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime_calls import Mount
 from podkeeper.ports.api import ObjectReader, TokenProvider
 from podkeeper.rules.resources import Amounts
@@ -107,7 +108,7 @@ class HostVolumes:
 
     async def mount(self, pod: Pod) -> Mapping[str, str]:
         """Mount all volumes of a pod. Return their host paths. Raises TryLater."""
-        uid = _uid(pod)
+        uid = uid_of(pod)
         directory = PodDirectory(self._root, checked(uid, "pod UID"))
         inputs = self._inputs(self._objects)
         plans: list[VolumePlan] = []
@@ -247,7 +248,7 @@ class HostVolumes:
             try:
                 payload = await payload_of(volume, mounted.pod, inputs)
             except (TryLater, BadInput) as error:
-                log.warning("volume %s of pod %s is not updated: %s", volume.name, _uid(mounted.pod), error)
+                log.warning("volume %s of pod %s is not updated: %s", volume.name, uid_of(mounted.pod), error)
                 continue
             if payload.fingerprint() != mounted.written.get(volume.name):
                 changed.append(payload)
@@ -366,7 +367,3 @@ def _names_in(directory: str) -> frozenset[str]:
             return frozenset(os.listdir(descriptor))
     except FileNotFoundError:
         return frozenset()
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

@@ -27,10 +27,10 @@ from podkeeper.model.runtime_calls import ContainerConfig, Mount
 from podkeeper.rules.cgroup.limits import container_limits, files_of
 from podkeeper.runtimes.process.images import HostImages
 from podkeeper.runtimes.process.keeper.launch import DEFAULT_PATH, Bind, Launch
-from podkeeper.runtimes.process.launch_requests import SandboxContext, request_of, user_of
+from podkeeper.runtimes.process.launch_requests import KeeperSandbox, request_of, user_of
 from tests.runtimes.process.jail_harness import in_keeper
 
-PLACE = SandboxContext("/state/sandboxes/s", hostname="web", hidden=("/state",))
+PLACE = KeeperSandbox("/state/sandboxes/s", hostname="web", hidden=("/state",))
 TERMINATION = Bind("/state/sandboxes/s/containers/x/termination", "/dev/termination-log", optional=True)
 
 
@@ -222,7 +222,7 @@ def test_the_pull_error_names_the_alternative() -> None:
 
 
 def test_the_request_of_a_minimal_container() -> None:
-    made = request_of(config(), "x", SandboxContext("/state/s"))
+    made = request_of(config(), "x", KeeperSandbox("/state/s"))
     home = pwd.getpwuid(os.geteuid())
     user = user_of(config().pod, config().container)
     assert made == {
@@ -264,7 +264,7 @@ def test_the_request_of_a_container_with_all_options() -> None:
         termination_message_path="tmp/words",
         lifecycle=Lifecycle(),
     )
-    place = SandboxContext("/state/s", "web", "", ("/state", "/more"), 77)
+    place = KeeperSandbox("/state/s", "web", "", ("/state", "/more"), 77)
     made = request_of(replace(wanted, log_path="c/0.log", env={"A": "1"}), "y", place)
     assert Launch.from_json(made["launch"]) == Launch(
         argv=("sh", "-c", "exit 1"),
@@ -344,7 +344,7 @@ def test_a_container_gets_a_cgroup_with_its_limits_below_the_pods() -> None:
         pytest.skip("no cgroups are mounted")
     limits = ResourceRequirements(limits={"memory": "64Mi"})
     wanted = config(resources=limits)
-    made = request_of(wanted, "x", SandboxContext("/state/s", cgroup_parent="/"))
+    made = request_of(wanted, "x", KeeperSandbox("/state/s", cgroup_parent="/"))
     settings = files_of(container_limits(wanted.pod.spec, wanted.container), parent.version)
     assert made["cgroup"] == {"place": cgroup.descendant(parent, "x").to_json(), "settings": settings}
     assert "67108864" in settings.values()
@@ -352,4 +352,4 @@ def test_a_container_gets_a_cgroup_with_its_limits_below_the_pods() -> None:
 
 def test_a_missing_pod_cgroup_is_reported() -> None:
     with pytest.raises(RuntimeRefused, match=r"^cannot create container c: cgroup /never/was of its pod not found$"):
-        request_of(config(), "x", SandboxContext("/state/s", cgroup_parent="/never/was"))
+        request_of(config(), "x", KeeperSandbox("/state/s", cgroup_parent="/never/was"))

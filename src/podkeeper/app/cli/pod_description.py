@@ -13,17 +13,16 @@ from podkeeper.app.cli.tab_stops import tabbed
 from podkeeper.app.local.pod_table import human_duration
 from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import (
-    Container,
     ContainerPort,
     ContainerState,
     ContainerStatus,
     EnvVar,
-    EphemeralContainer,
     Event,
     Pod,
     Probe,
     Toleration,
 )
+from podkeeper.model.pods import AnyContainer
 from podkeeper.model.times import instant, parse_time
 from podkeeper.model.wire import QuantityLike
 from podkeeper.rules.container.downward import PodContext, field_value, resource_value
@@ -34,7 +33,6 @@ _LONGEST_ANNOTATION = 140
 _THE_NODES = ("limits.cpu", "limits.memory")  # without a limit, these show the node's capacity
 P = ParamSpec("P")
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-AnyContainer = Container | EphemeralContainer
 
 
 def describe_pod(pod: Pod, events: Sequence[Event], now: datetime) -> str:

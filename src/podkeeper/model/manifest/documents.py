@@ -16,7 +16,7 @@ from typing import Final
 from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.manifest import json_text
 from podkeeper.model.manifest.scalars import shown
-from podkeeper.model.manifest.tree import Path, Unreadable, Value, find_lines, read_tree
+from podkeeper.model.manifest.tree import FieldPath, Unreadable, Value, find_lines, read_tree
 from podkeeper.model.wire import JSONObject
 
 _SEPARATOR: Final = re.compile(r"^---(.*)$", re.MULTILINE)
@@ -34,7 +34,7 @@ class Text:
     first_line: int
 
     @cached_property
-    def lines(self) -> dict[Path, int]:
+    def lines(self) -> dict[FieldPath, int]:
         return {path: line + self.first_line - 1 for path, line in find_lines(self.text).items()}
 
 
@@ -44,7 +44,7 @@ class Document:
 
     content: JSONObject
     source: Text
-    prefix: Path = ()  # the object's position in a list: ("items", "3")
+    prefix: FieldPath = ()  # the object's position in a list: ("items", "3")
 
     @property
     def api_version(self) -> str:
@@ -100,12 +100,12 @@ def read_documents(data: bytes | str, file: str = "") -> ParsedManifest:
     return ParsedManifest(tuple(documents), tuple(problems))
 
 
-def parse_path(field: str) -> Path:
+def parse_path(field: str) -> FieldPath:
     """Split a field name such as `spec.containers[0].name` or `metadata.labels[example.com/x]`."""
     return tuple(inside or name for inside, name in _PART.findall(field))
 
 
-def format_path(path: Path) -> str:
+def format_path(path: FieldPath) -> str:
     """Join the parts of a field name. Indexes, and keys that are not identifiers, are put in brackets."""
     parts = (f".{part}" if _PLAIN_PART.fullmatch(part) else f"[{part}]" for part in path)
     return "".join(parts).removeprefix(".")
@@ -177,7 +177,7 @@ def _from_value(value: Value | Unreadable, source: Text) -> Iterator[Document | 
         yield from _unpacked(value, source, ())
 
 
-def _unpacked(value: Value, source: Text, prefix: Path) -> Iterator[Document | Problem]:
+def _unpacked(value: Value, source: Text, prefix: FieldPath) -> Iterator[Document | Problem]:
     """Yield the object, or the items if the object is a list."""
     if not isinstance(value, dict):
         message = f"Invalid value: {kind_of_value(value)}: must be an object with apiVersion and kind"

@@ -37,14 +37,14 @@ _NO_KEY: Final = object()  # in a mapping, between two entries
 _MERGE: Final = object()  # after `<<`
 _ITEM: Final = object()  # always in a list
 
-Path = tuple[str, ...]
+FieldPath = tuple[str, ...]
 """The path of a field: names, and list indexes as text."""
 
 
 class Unreadable(Exception):
     """A text that is not a valid document, with the line in this text (starting at 1) and the field."""
 
-    def __init__(self, message: str, line: int, path: Path = ()) -> None:
+    def __init__(self, message: str, line: int, path: FieldPath = ()) -> None:
         super().__init__(message)
         self.message = message
         self.line = line
@@ -79,9 +79,9 @@ def read_tree(text: str) -> Value:
     return _Builder().read(text)
 
 
-def find_lines(text: str) -> dict[Path, int]:
+def find_lines(text: str) -> dict[FieldPath, int]:
     """Return the line (starting at 1) of each field of the first document, up to the first syntax error."""
-    lines: dict[Path, int] = {}
+    lines: dict[FieldPath, int] = {}
     try:
         for path, line in _fields(text):
             lines.setdefault(path, line)
@@ -253,7 +253,7 @@ class _Builder:
             frame.merged.update(part.keys() - (frame.value.keys() - frame.merged))
             frame.value.update(part)
 
-    def _path(self) -> Path:
+    def _path(self) -> FieldPath:
         parts = [
             str(len(frame.value)) if frame.key is _ITEM else frame.key if isinstance(frame.key, str) else ""
             for frame in self._stack[:_SHOWN_DEPTH]
@@ -265,12 +265,12 @@ class _Builder:
 class _OpenCollection:
     """An open collection: its path and the entry being read."""
 
-    path: Path
+    path: FieldPath
     next_item: int | None  # None in a mapping
     key: str | None = None
 
 
-def _fields(text: str) -> Iterator[tuple[Path, int]]:
+def _fields(text: str) -> Iterator[tuple[FieldPath, int]]:
     """Yield every field of the first document with the line of its key or list item."""
     stack: list[_OpenCollection] = []
     for event in _events(text):
@@ -280,7 +280,7 @@ def _fields(text: str) -> Iterator[tuple[Path, int]]:
             case yaml.CollectionEndEvent():
                 stack.pop()
             case yaml.NodeEvent():
-                path: Path = ()
+                path: FieldPath = ()
                 if stack:
                     place = stack[-1]
                     if place.next_item is not None:

@@ -23,7 +23,7 @@ from podkeeper.model.errors import BadInput, Problem
 from podkeeper.model.k8s.kinds import KINDS
 from podkeeper.model.manifest.documents import Document, format_path, kind_of_value
 from podkeeper.model.manifest.scalars import shown
-from podkeeper.model.manifest.tree import Path, Value
+from podkeeper.model.manifest.tree import FieldPath, Value
 from podkeeper.model.quantity import parse_quantity
 from podkeeper.model.times import parse_time
 from podkeeper.model.wire import Wire
@@ -82,7 +82,7 @@ class _Walk:
         self.problems: list[Problem] = []
         self.unknown: list[Problem] = []
 
-    def visit(self, value: Value, wanted: inspect.Type, path: Path) -> Value:
+    def visit(self, value: Value, wanted: inspect.Type, path: FieldPath) -> Value:
         """Return the value with nulls replaced. Errors and unknown fields are added to the lists."""
         match _bare(wanted):
             case inspect.StructType() as struct if isinstance(value, dict):
@@ -99,7 +99,7 @@ class _Walk:
                 self._note(self.problems, message, path)
                 return None
 
-    def check_marked(self, value: Value, wanted: inspect.Type, path: Path) -> None:
+    def check_marked(self, value: Value, wanted: inspect.Type, path: FieldPath) -> None:
         """Visit only the times, quantities and base64 texts of a value that msgspec has accepted."""
         match _bare(wanted):
             case inspect.StructType() as struct if isinstance(value, dict):
@@ -115,7 +115,7 @@ class _Walk:
             case _:
                 self._check(value, _mark_of(wanted), path)
 
-    def _check(self, value: Value, mark: str | None, path: Path) -> None:
+    def _check(self, value: Value, mark: str | None, path: FieldPath) -> None:
         if mark is None:
             return
         try:
@@ -123,7 +123,7 @@ class _Walk:
         except BadInput as error:
             self._note(self.problems, error.problems[0].message, path)
 
-    def _visit_struct(self, value: dict[str, Value], struct: inspect.StructType, path: Path) -> dict[str, Value]:
+    def _visit_struct(self, value: dict[str, Value], struct: inspect.StructType, path: FieldPath) -> dict[str, Value]:
         fields = _fields_of(struct)
         result = {}
         for name, part in value.items():
@@ -133,15 +133,15 @@ class _Walk:
                 result[name] = self.visit(part, fields[name], (*path, name))
         return result
 
-    def _visit_part(self, value: Value, wanted: inspect.Type, path: Path) -> Value:
+    def _visit_part(self, value: Value, wanted: inspect.Type, path: FieldPath) -> Value:
         return _zero(_bare(wanted)) if value is None else self.visit(value, wanted, path)
 
-    def _note_unknown(self, path: Path, struct: str, fields: Mapping[str, inspect.Type]) -> None:
+    def _note_unknown(self, path: FieldPath, struct: str, fields: Mapping[str, inspect.Type]) -> None:
         similar = get_close_matches(path[-1][:80], fields, n=1) if len(self.unknown) < _MAX_SUGGESTIONS else []
         hint = f"; did you mean {similar[0]}?" if similar else ""
         self._note(self.unknown, f"unknown field of {struct}{hint}", path)
 
-    def _note(self, notes: list[Problem], message: str, path: Path) -> None:
+    def _note(self, notes: list[Problem], message: str, path: FieldPath) -> None:
         if len(notes) < MAX_PROBLEMS:
             notes.append(self._document.problem(message, format_path(path)))
 

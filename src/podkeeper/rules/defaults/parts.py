@@ -13,7 +13,7 @@ from podkeeper.rules.images.reference import pull_policy_for
 from podkeeper.rules.resources import canonical_quantity, canonical_requirements, canonical_resources
 
 T = TypeVar("T")
-AnyContainer = TypeVar("AnyContainer", core.Container, core.EphemeralContainer)
+ContainerT = TypeVar("ContainerT", core.Container, core.EphemeralContainer)
 Moded = TypeVar(
     "Moded",
     core.ConfigMapVolumeSource,
@@ -36,7 +36,7 @@ def if_given(complete: Callable[[T], T], part: T | None) -> T | None:
     return None if part is None else complete(part)
 
 
-def default_container(container: AnyContainer) -> AnyContainer:
+def default_container(container: ContainerT) -> ContainerT:
     return msgspec.structs.replace(
         container,
         image_pull_policy=container.image_pull_policy or pull_policy_for(container.image or ""),

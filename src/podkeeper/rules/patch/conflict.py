@@ -6,13 +6,14 @@ item. Two patches may each add items to a list of scalars.
 Kubelet counterpart: `MergingMapsHaveConflicts` in apimachinery's pkg/util/strategicpatch/patch.go.
 """
 
+from podkeeper.model.manifest.tree import FieldPath
 from podkeeper.rules.patch.directives import DELETE_FROM, DIRECTIVE, RETAIN_KEYS
 from podkeeper.rules.patch.items import holds_objects, identities_of, named
 from podkeeper.rules.patch.schema import PLAIN, Field, Fields, fields_of
-from podkeeper.rules.patch.value import Json, JsonObject, Path, same
+from podkeeper.rules.patch.value import Json, JsonObject, same
 
 
-def conflict_between(left: JsonObject, right: JsonObject, fields: Fields, path: Path = ()) -> Path | None:
+def conflict_between(left: JsonObject, right: JsonObject, fields: Fields, path: FieldPath = ()) -> FieldPath | None:
     """Return the path of the first field that both patches set to different values."""
     if left.get(DIRECTIVE) != right.get(DIRECTIVE):
         return path
@@ -25,7 +26,7 @@ def conflict_between(left: JsonObject, right: JsonObject, fields: Fields, path: 
     return None
 
 
-def _member_conflict(left: Json, right: Json, field: Field, path: Path) -> Path | None:
+def _member_conflict(left: Json, right: Json, field: Field, path: FieldPath) -> FieldPath | None:
     if isinstance(left, dict) and isinstance(right, dict):
         if field.replaces and left.get(DIRECTIVE) == right.get(DIRECTIVE):
             return None  # the later one replaces the object, which apimachinery does not count as a conflict
@@ -37,7 +38,7 @@ def _member_conflict(left: Json, right: Json, field: Field, path: Path) -> Path 
     return None if same(left, right) else path
 
 
-def _merged_list_conflict(left: list[Json], right: list[Json], field: Field, path: Path) -> Path | None:
+def _merged_list_conflict(left: list[Json], right: list[Json], field: Field, path: FieldPath) -> FieldPath | None:
     if not holds_objects(path, left, right):
         return None
     theirs = dict(zip(identities_of(right, field.merge_key, path), right, strict=True))
@@ -51,7 +52,7 @@ def _merged_list_conflict(left: list[Json], right: list[Json], field: Field, pat
     return None
 
 
-def _atomic_list_conflict(left: list[Json], right: list[Json], field: Field, path: Path) -> Path | None:
+def _atomic_list_conflict(left: list[Json], right: list[Json], field: Field, path: FieldPath) -> FieldPath | None:
     """Lists of objects conflict if an item does, lists of scalars if their values differ."""
     if same(left, right):
         return None

@@ -11,14 +11,15 @@ its linear searches, so the cost is linear in the length of the list.
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+from podkeeper.model.manifest.tree import FieldPath
 from podkeeper.rules.patch.directives import is_deletion
 from podkeeper.rules.patch.errors import PatchError
-from podkeeper.rules.patch.value import Json, Path, dotted, type_name
+from podkeeper.rules.patch.value import Json, dotted, type_name
 
 Identity: TypeAlias = tuple[type, str | int | float | bool]
 
 
-def identity_of(item: Json, merge_key: str, path: Path, index: int) -> Identity:
+def identity_of(item: Json, merge_key: str, path: FieldPath, index: int) -> Identity:
     """Return the identity of an item, or raise PatchError. An empty merge key means a list of scalars."""
     value = item
     if merge_key:
@@ -33,11 +34,11 @@ def identity_of(item: Json, merge_key: str, path: Path, index: int) -> Identity:
     return type(value), value
 
 
-def _no_identity(reason: str, path: Path, index: int) -> PatchError:
+def _no_identity(reason: str, path: FieldPath, index: int) -> PatchError:
     return PatchError(f"cannot merge: {reason}", dotted((*path, f"[{index}]")))
 
 
-def identities_of(items: Iterable[Json], merge_key: str, path: Path) -> list[Identity]:
+def identities_of(items: Iterable[Json], merge_key: str, path: FieldPath) -> list[Identity]:
     return [identity_of(item, merge_key, path, index) for index, item in enumerate(items)]
 
 
@@ -46,7 +47,7 @@ def positions_of(identities: Sequence[Identity]) -> dict[Identity, int]:
     return {identity: index for index, identity in reversed(list(enumerate(identities)))}
 
 
-def holds_objects(path: Path, *lists: Sequence[Json]) -> bool:
+def holds_objects(path: FieldPath, *lists: Sequence[Json]) -> bool:
     """Return whether the lists hold objects (else scalars of one type). Raises PatchError if they are mixed."""
     first: type | None = None
     for items in lists:
@@ -59,13 +60,13 @@ def holds_objects(path: Path, *lists: Sequence[Json]) -> bool:
     return first is dict
 
 
-def named(path: Path, merge_key: str, value: Json) -> Path:
+def named(path: FieldPath, merge_key: str, value: Json) -> FieldPath:
     """Return the path of one item of a list of objects."""
     return (*path, f"[{merge_key}={value}]")
 
 
 def arranged(
-    merged: list[Json], wanted: Sequence[Identity], server: Sequence[Identity], merge_key: str, path: Path
+    merged: list[Json], wanted: Sequence[Identity], server: Sequence[Identity], merge_key: str, path: FieldPath
 ) -> list[Json]:
     """Sort a merged list. `wanted` is the patch's order, `server` the former order of the items.
 

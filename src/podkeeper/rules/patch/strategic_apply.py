@@ -19,6 +19,7 @@ Kubelet counterpart: `mergeMap` in apimachinery's pkg/util/strategicpatch/patch.
 
 from enum import Enum
 
+from podkeeper.model.manifest.tree import FieldPath
 from podkeeper.rules.patch.directives import (
     DELETE_FROM,
     DIRECTIVE,
@@ -42,7 +43,7 @@ from podkeeper.rules.patch.items import (
     positions_of,
 )
 from podkeeper.rules.patch.schema import PLAIN, Field, Fields, fields_of
-from podkeeper.rules.patch.value import Json, JsonObject, Path, dotted, same, type_name
+from podkeeper.rules.patch.value import Json, JsonObject, dotted, same, type_name
 
 
 class Onto(Enum):
@@ -52,7 +53,7 @@ class Onto(Enum):
     PATCH = "another patch: directives are kept"
 
 
-def merged_objects(original: JsonObject, patch: JsonObject, fields: Fields, onto: Onto, path: Path) -> JsonObject:
+def merged_objects(original: JsonObject, patch: JsonObject, fields: Fields, onto: Onto, path: FieldPath) -> JsonObject:
     """Return the original with the patch merged in."""
     if not patch:
         return original
@@ -70,7 +71,7 @@ def merged_objects(original: JsonObject, patch: JsonObject, fields: Fields, onto
     return result
 
 
-def _execute_directive(patch: JsonObject, path: Path) -> JsonObject:
+def _execute_directive(patch: JsonObject, path: FieldPath) -> JsonObject:
     """Execute the `$patch` of an existing object."""
     match patch[DIRECTIVE]:
         case "replace":
@@ -85,7 +86,7 @@ def _execute_directive(patch: JsonObject, path: Path) -> JsonObject:
             )
 
 
-def _merge_member(result: JsonObject, key: str, value: Json, fields: Fields, onto: Onto, path: Path) -> None:
+def _merge_member(result: JsonObject, key: str, value: Json, fields: Fields, onto: Onto, path: FieldPath) -> None:
     """Merge one member of a patch that is not a directive."""
     if value is None:
         result.pop(key, None)
@@ -111,7 +112,7 @@ def _merge_member(result: JsonObject, key: str, value: Json, fields: Fields, ont
         result[key] = value
 
 
-def _retain_keys(result: JsonObject, rest: JsonObject, onto: Onto, path: Path) -> None:
+def _retain_keys(result: JsonObject, rest: JsonObject, onto: Onto, path: FieldPath) -> None:
     """Execute `$retainKeys`: remove every member that it does not list."""
     names = rest.pop(RETAIN_KEYS)
     here = dotted((*path, RETAIN_KEYS))
@@ -129,7 +130,7 @@ def _retain_keys(result: JsonObject, rest: JsonObject, onto: Onto, path: Path) -
         del result[key]
 
 
-def _list_named(directive: str, prefix: str, path: Path) -> str:
+def _list_named(directive: str, prefix: str, path: FieldPath) -> str:
     """Return the list that a directive such as `$setElementOrder/finalizers` applies to."""
     head, slash, name = directive.partition("/")
     if head != prefix or not slash or not name:
@@ -137,7 +138,7 @@ def _list_named(directive: str, prefix: str, path: Path) -> str:
     return name
 
 
-def _list_or_none(members: JsonObject, name: str, path: Path) -> list[Json] | None:
+def _list_or_none(members: JsonObject, name: str, path: FieldPath) -> list[Json] | None:
     """Return a member that must be a list if it exists."""
     if name not in members:
         return None
@@ -147,7 +148,7 @@ def _list_or_none(members: JsonObject, name: str, path: Path) -> list[Json] | No
     return value
 
 
-def _delete_from_list(result: JsonObject, directive: str, unwanted: Json, onto: Onto, path: Path) -> None:
+def _delete_from_list(result: JsonObject, directive: str, unwanted: Json, onto: Onto, path: FieldPath) -> None:
     """Execute `$deleteFromPrimitiveList`. A missing list is fine. Null removes the whole list."""
     if onto is Onto.PATCH:
         result[directive] = unwanted
@@ -172,7 +173,7 @@ def _delete_from_list(result: JsonObject, directive: str, unwanted: Json, onto: 
 
 
 def _merge_ordered_list(
-    result: JsonObject, rest: JsonObject, directive: str, fields: Fields, onto: Onto, path: Path
+    result: JsonObject, rest: JsonObject, directive: str, fields: Fields, onto: Onto, path: FieldPath
 ) -> None:
     """Execute `$setElementOrder`: merge the list it names, if any, and sort the result."""
     order = rest.pop(directive)
@@ -202,7 +203,7 @@ def _merge_ordered_list(
     rest.pop(name, None)
 
 
-def _check_order_covers(added: list[Json], wanted: list[Identity], merge_key: str, path: Path) -> None:
+def _check_order_covers(added: list[Json], wanted: list[Identity], merge_key: str, path: FieldPath) -> None:
     """Reject a list whose items, except deletions, are not all in `$setElementOrder` and in that order."""
     at = 0
     for index, item in enumerate(added):
@@ -217,7 +218,7 @@ def _check_order_covers(added: list[Json], wanted: list[Identity], merge_key: st
         at += 1
 
 
-def _merged_lists(original: list[Json], patch: list[Json], field: Field, onto: Onto, path: Path) -> list[Json]:
+def _merged_lists(original: list[Json], patch: list[Json], field: Field, onto: Onto, path: FieldPath) -> list[Json]:
     """Merge two lists with the field's strategy. An atomic list is replaced."""
     if not field.merges:
         return [without_directives(item) for item in patch] if onto is Onto.OBJECT else patch
@@ -236,7 +237,7 @@ def _merged_lists(original: list[Json], patch: list[Json], field: Field, onto: O
 
 
 def _execute_item_directives(
-    original: list[Json], patch: list[Json], merge_key: str, path: Path
+    original: list[Json], patch: list[Json], merge_key: str, path: FieldPath
 ) -> tuple[list[Json], list[Json]]:
     """Execute the `$patch` of items. Return the remaining list and the ordinary items of the patch."""
     ordinary: list[Json] = []
@@ -265,7 +266,7 @@ def _execute_item_directives(
     return original, ordinary
 
 
-def _merged_items(original: list[Json], patch: list[Json], field: Field, onto: Onto, path: Path) -> list[Json]:
+def _merged_items(original: list[Json], patch: list[Json], field: Field, onto: Onto, path: FieldPath) -> list[Json]:
     """Merge each item of the patch into the item with its merge key, or append it."""
     key = field.merge_key
     result = list(original)

@@ -16,11 +16,12 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from podkeeper.model.manifest.tree import FieldPath
 from podkeeper.rules.patch.directives import DELETE, DELETE_FROM, DIRECTIVE, RETAIN_KEYS, SET_ORDER
 from podkeeper.rules.patch.errors import PatchError
 from podkeeper.rules.patch.items import Identity, holds_objects, identities_of, identity_of, named, positions_of
 from podkeeper.rules.patch.schema import PLAIN, Field, Fields, fields_of
-from podkeeper.rules.patch.value import ABSENT, MAX_DEPTH, Json, JsonObject, Path, check_levels, dotted, same
+from podkeeper.rules.patch.value import ABSENT, MAX_DEPTH, Json, JsonObject, check_levels, dotted, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,12 @@ class Parts:
 
 
 def diff_of_objects(
-    original: JsonObject, modified: JsonObject, fields: Fields, parts: Parts, path: Path = (), retain_keys: bool = False
+    original: JsonObject,
+    modified: JsonObject,
+    fields: Fields,
+    parts: Parts,
+    path: FieldPath = (),
+    retain_keys: bool = False,
 ) -> JsonObject:
     """Return the patch that turns one object into the other."""
     check_levels(MAX_DEPTH - len(path))
@@ -69,7 +75,7 @@ def diff_of_objects(
 
 
 def _diff_object_member(
-    patch: JsonObject, key: str, old: JsonObject, new: JsonObject, field: Field, parts: Parts, path: Path
+    patch: JsonObject, key: str, old: JsonObject, new: JsonObject, field: Field, parts: Parts, path: FieldPath
 ) -> None:
     """Write the difference of a member that is an object in both."""
     if field.replaces:
@@ -82,7 +88,7 @@ def _diff_object_member(
 
 
 def _diff_merged_list(
-    patch: JsonObject, key: str, old: list[Json], new: list[Json], field: Field, parts: Parts, path: Path
+    patch: JsonObject, key: str, old: list[Json], new: list[Json], field: Field, parts: Parts, path: FieldPath
 ) -> None:
     if not old:
         if parts.changes:
@@ -105,7 +111,7 @@ def _diff_merged_list(
         patch[f"{SET_ORDER}/{key}"] = [{field.merge_key: value} for _, value in new_names]
 
 
-def _diff_scalars(patch: JsonObject, key: str, old: list[Json], new: list[Json], parts: Parts, path: Path) -> None:
+def _diff_scalars(patch: JsonObject, key: str, old: list[Json], new: list[Json], parts: Parts, path: FieldPath) -> None:
     """Write the difference of a merged list of scalars, which is an ordered set."""
     left = Counter(identities_of(old, "", path))
     added: list[Json] = []
@@ -133,7 +139,7 @@ def _by_text(items: list[Json], names: list[Identity]) -> dict[str, list[JsonObj
 
 
 def _changed_items(
-    old: dict[str, list[JsonObject]], new: dict[str, list[JsonObject]], field: Field, parts: Parts, path: Path
+    old: dict[str, list[JsonObject]], new: dict[str, list[JsonObject]], field: Field, parts: Parts, path: FieldPath
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """Return changed or new items, and directives that delete removed ones. Duplicates are compared in pairs."""
     changed: list[JsonObject] = []

@@ -9,11 +9,11 @@ from enum import Enum
 from itertools import repeat
 from typing import Final, TypeAlias
 
+from podkeeper.model.manifest.tree import FieldPath
 from podkeeper.rules.patch.errors import PatchError, PatchTooLarge
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 JsonObject: TypeAlias = dict[str, Json]
-Path: TypeAlias = tuple[str, ...]
 
 MAX_DEPTH = 128
 """Levels of objects and lists. A pod has about ten. Schemas in CRDs have the most, still well below the limit."""
@@ -74,7 +74,7 @@ def type_name(value: Json) -> str:
             return "an object"
 
 
-def dotted(path: Path) -> str:
+def dotted(path: FieldPath) -> str:
     """Return a path as the API writes it: `spec.containers[name=web].env`."""
     return "".join(part if part.startswith("[") else f".{part}" for part in path).removeprefix(".")
 

@@ -85,7 +85,7 @@ def static_pod(pod: core.Pod, origin: Origin, node_name: str, allowed: Reference
 
 def identified(pod: core.Pod, origin: Origin, node_name: str) -> core.Pod:
     """Set name, namespace, UID, node and phase of a defaulted pod."""
-    uid = pod.metadata.uid or uid_of(pod, origin, node_name)
+    uid = pod.metadata.uid or static_pod_uid(pod, origin, node_name)
     metadata = msgspec.structs.replace(
         pod.metadata,
         uid=uid,
@@ -105,7 +105,7 @@ def identified(pod: core.Pod, origin: Origin, node_name: str) -> core.Pod:
     )
 
 
-def uid_of(pod: core.Pod, origin: Origin, node_name: str) -> str:
+def static_pod_uid(pod: core.Pod, origin: Origin, node_name: str) -> str:
     """Return 32 hex digits that depend on the decoded manifest and its origin."""
     match origin:
         case FromFile(path):

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from podkeeper.model.k8s import core
-
-AnyContainer = core.Container | core.EphemeralContainer
+from podkeeper.model.pods import AnyContainer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from podkeeper.model.k8s import core
+from podkeeper.model.pods import AnyContainer
 from podkeeper.rules.container.restart import is_sidecar
 from podkeeper.rules.validate import env, hooks, resources, security
 from podkeeper.rules.validate.names import (
@@ -25,8 +26,6 @@ from podkeeper.rules.validate.names import (
     within,
     wrong,
 )
-
-AnyContainer = core.Container | core.EphemeralContainer
 
 PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import (
     ContainerRecord,
     ImageRecord,
@@ -242,7 +243,3 @@ class FakeNode:
     def _violated(self, what: str) -> None:
         log.error("the agent violated a rule of the runtime: %s", what)
         self.violations.append(what)
-
-
-def uid_of(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

@@ -12,6 +12,7 @@ from enum import StrEnum
 from podkeeper.model.errors import RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
 from podkeeper.model.runtime import ContainerRecord, ImageFsUsage, ImageRecord, PodRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, SandboxConfig
@@ -21,7 +22,7 @@ from podkeeper.runtimes.fake.behaviour import Behaviour, ExecStep, annotated_beh
 from podkeeper.runtimes.fake.calls import Call, Calls
 from podkeeper.runtimes.fake.faults import FakeFaults
 from podkeeper.runtimes.fake.images import FakeImages
-from podkeeper.runtimes.fake.node import FakeNode, Witness, uid_of
+from podkeeper.runtimes.fake.node import FakeNode, Witness
 from podkeeper.runtimes.fake.objects import FakeContainer
 
 

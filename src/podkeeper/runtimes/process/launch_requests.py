@@ -18,7 +18,8 @@ from typing import Final
 
 from podkeeper.linux import cgroup
 from podkeeper.model.errors import RuntimeRefused
-from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod, PodSecurityContext, SecurityContext
+from podkeeper.model.k8s.core import Pod, PodSecurityContext, SecurityContext
+from podkeeper.model.pods import AnyContainer
 from podkeeper.model.runtime import LinuxUser
 from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.rules.cgroup.limits import container_limits, files_of
@@ -28,11 +29,9 @@ from podkeeper.runtimes.process.keeper.launch import DEFAULT_PATH, MASKED_PATHS,
 
 DEFAULT_MESSAGE_PATH: Final = "/dev/termination-log"
 
-Spec = Container | EphemeralContainer
-
 
 @dataclass(frozen=True, slots=True)
-class SandboxContext:
+class KeeperSandbox:
     """The sandbox that a container is created in."""
 
     directory: str
@@ -42,7 +41,7 @@ class SandboxContext:
     most_processes: int = 0  # limit of the pod, 0: no limit
 
 
-def request_of(config: ContainerConfig, container_id: str, sandbox: SandboxContext) -> Json:
+def request_of(config: ContainerConfig, container_id: str, sandbox: KeeperSandbox) -> Json:
     """Return the `create` request for a keeper. Raises RuntimeRefused."""
     spec, pod = config.container, config.pod
     home = os.path.join(sandbox.directory, "containers", container_id)
@@ -59,7 +58,7 @@ def request_of(config: ContainerConfig, container_id: str, sandbox: SandboxConte
     }
 
 
-def user_of(pod: Pod, spec: Spec) -> LinuxUser | None:
+def user_of(pod: Pod, spec: AnyContainer) -> LinuxUser | None:
     """Return the user of a container's processes. None: the agent's own user."""
     own, shared = spec.security_context or SecurityContext(), pod.spec.security_context or PodSecurityContext()
     uid = shared.run_as_user if own.run_as_user is None else own.run_as_user
@@ -77,7 +76,7 @@ def user_of(pod: Pod, spec: Spec) -> LinuxUser | None:
     return LinuxUser(uid=uid, gid=gid, supplemental_groups=tuple(sorted(groups)))
 
 
-def _launch(config: ContainerConfig, home: str, sandbox: SandboxContext) -> Launch:
+def _launch(config: ContainerConfig, home: str, sandbox: KeeperSandbox) -> Launch:
     spec, pod = config.container, config.pod
     user = user_of(pod, spec)
     argv = (*config.command, *config.args)

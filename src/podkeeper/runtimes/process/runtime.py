@@ -32,7 +32,7 @@ from podkeeper.runtimes.process.keeper.files import Json
 from podkeeper.runtimes.process.keeper_client import CALL_SECONDS, KeeperTimeouts
 from podkeeper.runtimes.process.keeper_link import ContainerNotFound, KeeperLink, LaunchFailed
 from podkeeper.runtimes.process.keeper_pool import KeeperPool, new_id
-from podkeeper.runtimes.process.launch_requests import SandboxContext, request_of, user_of
+from podkeeper.runtimes.process.launch_requests import KeeperSandbox, request_of, user_of
 from podkeeper.runtimes.process.records import ContainerFacts, PodTable, Sandbox, SandboxFacts, SandboxState
 from podkeeper.runtimes.process.sessions import Session, open_attached, open_command
 
@@ -169,7 +169,7 @@ class ProcessRuntime:
                             )
                         await self.remove_container(old.id)
             container_id = new_id()
-            context = SandboxContext(
+            context = KeeperSandbox(
                 self._keepers.directory_of(sandbox),
                 sandbox.facts.hostname,
                 sandbox.facts.cgroup_parent,

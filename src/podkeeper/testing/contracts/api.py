@@ -5,7 +5,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from podkeeper.model.api import WatchEvent, WatchType
+from podkeeper.model.api import ObjectEvent, WatchType
 from podkeeper.model.errors import AlreadyExists, Conflict, Gone, NotFound
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.k8s.meta import ObjectMeta
@@ -40,7 +40,7 @@ def _version(pod: Pod) -> int:
     return int(pod.metadata.resource_version)
 
 
-async def _next(stream: AsyncIterator[WatchEvent[Pod]]) -> WatchEvent[Pod]:
+async def _next(stream: AsyncIterator[ObjectEvent[Pod]]) -> ObjectEvent[Pod]:
     """Return the next event that is not a bookmark."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         async for event in stream:

@@ -4,8 +4,9 @@ import uuid
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.ports.cgroups import Cgroups
-from podkeeper.testing.build import pod, uid_of
+from podkeeper.testing.build import pod
 from podkeeper.testing.contracts.contract import Contract
 
 CGROUPS: Contract[Cgroups] = Contract()

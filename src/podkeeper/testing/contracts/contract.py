@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from podkeeper.testing.virtual_time import simulate
 
 T = TypeVar("T")
-Scenario = Callable[[T], Coroutine[Any, Any, None]]
+ContractCase = Callable[[T], Coroutine[Any, Any, None]]
 
 PATIENCE_SECONDS = 60.0
 
@@ -18,9 +18,9 @@ class Contract(Generic[T]):
     """The scenarios of one port."""
 
     def __init__(self) -> None:
-        self.scenarios: list[Scenario[T]] = []
+        self.scenarios: list[ContractCase[T]] = []
 
-    def scenario(self, scenario: Scenario[T]) -> Scenario[T]:
+    def scenario(self, scenario: ContractCase[T]) -> ContractCase[T]:
         """Decorator that adds a scenario. The docstring of the scenario is required, because it states the contract."""
         assert scenario.__doc__, f"{name_of(scenario)} has no docstring"
         self.scenarios.append(scenario)
@@ -37,11 +37,11 @@ class Implementation(Generic[T]):
     open: Callable[[], AbstractAsyncContextManager[T]]
     run: Callable[[Coroutine[Any, Any, None]], object] = field(default=simulate)
 
-    def check(self, scenario: Scenario[T]) -> None:
+    def check(self, scenario: ContractCase[T]) -> None:
         """Run one scenario. Raise AssertionError, or the error of the implementation, if it fails."""
         self.run(self._run_with_subject(scenario))
 
-    async def _run_with_subject(self, scenario: Scenario[T]) -> None:
+    async def _run_with_subject(self, scenario: ContractCase[T]) -> None:
         async with self.open() as subject, asyncio.timeout(10 * PATIENCE_SECONDS):
             await scenario(subject)
 

@@ -5,8 +5,9 @@ import uuid
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import EmptyDirVolumeSource, Pod, Volume
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.ports.volumes import Volumes
-from podkeeper.testing.build import pod, uid_of
+from podkeeper.testing.build import pod
 from podkeeper.testing.contracts.contract import Contract, raises
 
 VOLUMES: Contract[Volumes] = Contract()

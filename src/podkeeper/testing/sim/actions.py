@@ -260,7 +260,7 @@ class EndContainer:
 
     def run(self, world: World) -> None:
         """End it."""
-        uid = uid_of(world, self.name)
+        uid = uid_by_name(world, self.name)
         if uid is not None:
             world.runtime.end_container(uid, self.container, self.exit_code, self.reason)
 
@@ -277,7 +277,7 @@ class KillSandbox:
 
     def run(self, world: World) -> None:
         """Kill it."""
-        uid = uid_of(world, self.name)
+        uid = uid_by_name(world, self.name)
         if uid is not None:
             world.runtime.kill_sandbox(uid)
 
@@ -306,7 +306,7 @@ def found(world: World, name: str) -> Pod | None:
     return world.api.peek(Pod, name, NAMESPACE)
 
 
-def uid_of(world: World, name: str) -> PodUID | None:
+def uid_by_name(world: World, name: str) -> PodUID | None:
     """Return the UID of the pod with that name. For a static pod, this is its own UID, not that of its mirror pod."""
     for static in (*world.files.pods(), *world.web.pods()):
         if static.metadata.name == name:

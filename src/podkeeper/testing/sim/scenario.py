@@ -19,6 +19,7 @@ from difflib import unified_diff
 
 from podkeeper.model.k8s.core import ContainerState, ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import API_SOURCE, Op, PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.static.mirror import is_mirror_pod
 from podkeeper.rules.status.phase import is_terminal
@@ -104,7 +105,7 @@ class ScenarioRun:
 
     async def _snapshot(self, title: str) -> WorldSnapshot:
         world, names = self.world, self.log.names
-        lines = [f"API: {names[_uid(pod)]} {_published(pod, world.truth)}" for pod in world.api.objects(Pod)]
+        lines = [f"API: {names[uid_of(pod)]} {_published(pod, world.truth)}" for pod in world.api.objects(Pod)]
         lines += [f"runtime: {names[PodUID(it.uid)]} {_runtime_state(it)}" for it in await world.runtime.list_pods()]
         lines += [f"mount: {names[uid]}" for uid in world.volumes.mounted_pods()]
         lines += [f"directory: {names[uid]}" for uid in await world.volumes.directories()]
@@ -144,14 +145,14 @@ class ScenarioLog:
             _append_change(self.ready[name], ready_of(pod.status))
             _append_change(self.phases[name], pod.status.phase or "")
         if is_terminal(pod.status.phase) and not is_mirror_pod(pod):
-            self._ending.setdefault(_uid(pod), f"its phase is {pod.status.phase}")
+            self._ending.setdefault(uid_of(pod), f"its phase is {pod.status.phase}")
 
     def _on_update_received(self, it: UpdateReceived) -> None:
         update = it.update
         for pod in update.pods:
             self.names.of(pod)
             if update.source == API_SOURCE and (update.op is Op.REMOVE or pod.metadata.deletion_timestamp):
-                self._ending.setdefault(_uid(pod), f"agent {it.agent} received its deletion")
+                self._ending.setdefault(uid_of(pod), f"agent {it.agent} received its deletion")
 
     def _on_call_started(self, call: CallStarted) -> None:
         if call.operation == "start_container" and (why := self._ending.get(call.uid)):
@@ -170,7 +171,7 @@ class _PodLabels(dict[PodUID, str]):
         return f"unknown {uid}"
 
     def of(self, pod: Pod) -> str:
-        uid, name = _uid(pod), pod.metadata.name or ""
+        uid, name = uid_of(pod), pod.metadata.name or ""
         if uid not in self:
             if is_mirror_pod(pod):
                 self[uid] = f"mirror of {name}"  # without a counter, because it may be recreated
@@ -241,7 +242,3 @@ def _runtime_state(record: PodRecord) -> str:
         f"{each.name} {each.state} {each.exit_code}" for each in record.containers if each.state != "created"
     )
     return ", ".join((*sandboxes, *containers))
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

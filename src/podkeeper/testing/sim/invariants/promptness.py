@@ -20,6 +20,7 @@ from functools import partial
 
 from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.messages import API_SOURCE, Op, PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime_calls import RuntimeEventType
 from podkeeper.rules.admission.preempt import is_critical_pod
 from podkeeper.rules.static.mirror import full_name, is_mirror_pod
@@ -99,7 +100,7 @@ class Promptness:
 
     def _check_start(self, pod: Pod, since: float, ignored: frozenset[str], *others: PodUID) -> None:
         """Check that a pod has started. Faults in `ignored` are no excuse. Faults of the pods in `others` are one."""
-        uid = _uid(pod)
+        uid = uid_of(pod)
         if not self._can_start(pod) or any(self._is_excused(since, each, ignored) for each in (uid, *others)):
             return
         invariant = self._invariant(since, uid)
@@ -111,7 +112,7 @@ class Promptness:
 
     def _can_start(self, pod: Pod) -> bool:
         """Whether a pod is still desired, was admitted, and has an image to start with."""
-        uid, agent = _uid(pod), self._world.agent
+        uid, agent = uid_of(pod), self._world.agent
         if agent is None or is_critical_pod(pod) or uid in agent.engine.preemption.held():
             return False  # other pods may have to be killed for it first
         if uid in self._names:
@@ -125,7 +126,7 @@ class Promptness:
         return all_containers(pod)[0].image not in self._world.runtime.missing_images
 
     def _check_removal(self, pod: Pod, since: float) -> None:
-        uid, meta = _uid(pod), pod.metadata
+        uid, meta = uid_of(pod), pod.metadata
         if meta.finalizers or self._is_excused(since, uid, IRRELEVANT_FAULTS | EVENT_FAULTS):
             return
         self._world.checked("I8")
@@ -137,7 +138,7 @@ class Promptness:
 
     def _on_spec_changed(self, old: Pod, new: Pod) -> None:
         """Check later that running containers with an old image were replaced."""
-        uid, grace = _uid(new), new.spec.termination_grace_period_seconds or 0
+        uid, grace = uid_of(new), new.spec.termination_grace_period_seconds or 0
         running = {run.name for run in self._world.truth.running(uid)}
         for before, after in zip(old.spec.containers, new.spec.containers, strict=False):
             if before.name == after.name and before.image != after.image and after.name in running:
@@ -145,7 +146,7 @@ class Promptness:
                 self._check_after(2 * grace + REMOVAL_SECONDS, partial(self._check_change, new, after))
 
     def _check_change(self, pod: Pod, container: Container, since: float) -> None:
-        uid, image = _uid(pod), container.image or ""
+        uid, image = uid_of(pod), container.image or ""
         desired = self._desired_pod(uid)
         if desired is None or desired.spec != pod.spec or image in self._world.runtime.missing_images:
             return
@@ -168,7 +169,7 @@ class Promptness:
         if update.source == API_SOURCE or update.op is not Op.SET:
             return
         before = self._named.get(update.source, {})
-        self._named[update.source] = now = {_uid(pod): pod for pod in update.pods}
+        self._named[update.source] = now = {uid_of(pod): pod for pod in update.pods}
         for uid, pod in now.items():
             if uid not in before:
                 self._names[uid] = full_name(pod)
@@ -309,7 +310,3 @@ def _must_restart(pod: Pod, run: ContainerRun) -> bool:
         return False  # as in the kubelet, a sidecar in backoff delays the restart of other containers
     policy = pod.spec.restart_policy or "Always"
     return policy == "Always" or (policy == "OnFailure" and run.exit_code != 0)
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

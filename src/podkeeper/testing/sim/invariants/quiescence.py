@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.rules.static.mirror import full_name, is_mirror_pod
 from podkeeper.testing.sim.ground_truth import ContainerRun, SandboxRun
 from podkeeper.testing.sim.invariants.pods import TrackedPods, is_rejected
@@ -73,8 +74,8 @@ class Quiescence:
         if self._world.now() - self._calm_from < self._calm_seconds:
             return
         self._check_agent()
-        statics = {_uid(pod): pod for pod in (*self._world.files.pods(), *self._world.web.pods())}
-        pods = {_uid(pod): pod for pod in self._pods_of_node()}
+        statics = {uid_of(pod): pod for pod in (*self._world.files.pods(), *self._world.web.pods())}
+        pods = {uid_of(pod): pod for pod in self._pods_of_node()}
         self._count_lost_events()
         for uid, pod in pods.items():
             pod_check = QuiescentPod(self._world, self._probes, pod, pod.status)
@@ -113,7 +114,7 @@ class Quiescence:
             return  # that calm phase is over
         found = self._world.api.peek(Pod, pod.metadata.name or "", pod.metadata.namespace or "")
         removed = found is None or found.metadata.uid != pod.metadata.uid
-        self._verify("I6", _uid(pod), "" if removed else f"{full_name(pod)}, which was deleted before, still exists")
+        self._verify("I6", uid_of(pod), "" if removed else f"{full_name(pod)}, which was deleted before, still exists")
 
     def _check_agent(self) -> None:
         agent = self._world.agent
@@ -130,22 +131,22 @@ class Quiescence:
 
     def _check_static(self, name: str, desired: list[Pod]) -> None:
         """Check that exactly one static pod of a name runs: of several manifests, the first one."""
-        there = [pod for pod in desired if self._world.truth.running(_uid(pod))] or desired
+        there = [pod for pod in desired if self._world.truth.running(uid_of(pod))] or desired
         if len(there) > 1 and len(desired) > 1:
             return  # none of them runs, and only the agent knows which one should
         pod = there[0]
         mirror = self._world.api.peek(Pod, pod.metadata.name or "", pod.metadata.namespace or "")
         if mirror is None or not is_mirror_pod(mirror):
-            if not is_rejected(self._world, _uid(pod)):
-                self._verify("I10", _uid(pod), f"static pod {name} has no mirror pod")
+            if not is_rejected(self._world, uid_of(pod)):
+                self._verify("I10", uid_of(pod), f"static pod {name} has no mirror pod")
             return
-        self._verify_pod("I10", _uid(pod), QuiescentPod(self._world, self._probes, pod, mirror.status, mirror))
+        self._verify_pod("I10", uid_of(pod), QuiescentPod(self._world, self._probes, pod, mirror.status, mirror))
 
     def _check_mirrors(self, statics: Iterable[Pod]) -> None:
         desired = {full_name(pod) for pod in statics}
         for mirror in filter(is_mirror_pod, self._world.api.objects(Pod)):
             name = full_name(mirror)
-            self._verify("I10", _uid(mirror), "" if name in desired else f"{name} has a mirror pod but no static pod")
+            self._verify("I10", uid_of(mirror), "" if name in desired else f"{name} has a mirror pod but no static pod")
 
     # Leftovers.
 
@@ -180,7 +181,3 @@ class Quiescence:
             uid = PodUID(key.partition("/")[2])
             known = uid in desired or uid in shown
             self._verify("I6", uid, "" if known else f"the journal still has {key} of a removed pod")
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")
