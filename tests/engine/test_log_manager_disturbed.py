@@ -18,7 +18,7 @@ from podkeeper.testing.virtual_time import VirtualClock
 
 WEB, GONE = "ns_web_uid-web", "ns_gone_uid-gone"
 POLICY = RotationPolicy(max_bytes=100, max_files=4, interval_seconds=10)
-FILE_METHODS = ("survey", "remove", "move", "move_back", "compress", "clear")
+FILE_METHODS = ("list_logs", "remove", "move", "move_back", "compress", "clear")
 ERRORS: dict[str, tuple[type[Exception], ...]] = dict.fromkeys(FILE_METHODS, (TryLater,))
 METHODS = [
     *(("files", name, ERRORS[name]) for name in FILE_METHODS),
@@ -100,7 +100,7 @@ class Node:
 
     # The files.
 
-    async def survey(self) -> LogTree:
+    async def list_logs(self) -> LogTree:
         pods = tuple(dict.fromkeys(pod for pod, _ in self.files))
         logs = tuple(
             ContainerLogs(pod, "app", {name: 10 * len(lines) for (of, name), lines in self.files.items() if of == pod})

@@ -36,7 +36,7 @@ class Harness:
         self.directories: list[str] = [WEB]
         self.logs: dict[tuple[str, str], dict[str, int]] = {}
         self.records: list[PodRecord] = []
-        self.created_later: set[str] = set()  # files created after the survey
+        self.created_later: set[str] = set()  # files created after the listing
         self.gone: set[str] = set()
         self.litter = False
         self.runs: list[float] = []
@@ -53,7 +53,7 @@ class Harness:
     def taken(self) -> list[str]:
         """Return and clear the calls, without those of each run."""
         taken, self.calls = self.calls, []
-        return [call for call in taken if call not in ("survey", "list")]
+        return [call for call in taken if call not in ("list_logs", "list")]
 
     async def run_once(self) -> tuple[float, list[str]]:
         """Run once and wait for all work. Return the pause and the calls."""
@@ -74,9 +74,9 @@ class Harness:
     async def reopen_log(self, container_id: str) -> None:
         await self.call(f"reopen {container_id}")
 
-    async def survey(self) -> LogTree:
+    async def list_logs(self) -> LogTree:
         self.runs.append(self.clock.monotonic())
-        await self.call("survey")
+        await self.call("list_logs")
         logs = (ContainerLogs(pod, container, sizes) for (pod, container), sizes in self.logs.items())
         return LogTree(tuple(self.directories), tuple(logs), has_leftovers=self.litter)
 
@@ -182,12 +182,12 @@ def test_the_log_tree_is_listed_before_the_runtime() -> None:
         harness.have({"0.log": 1}, attempt())
         async with asyncio.TaskGroup() as group:
             await harness.manager.rotate_logs(group)
-        assert harness.calls == ["survey", "list"]
+        assert harness.calls == ["list_logs", "list"]
 
     run_scenario(scenario)
 
 
-def test_a_log_created_since_the_survey_is_not_reopened() -> None:
+def test_a_log_created_since_the_listing_is_not_reopened() -> None:
     async def scenario(harness: Harness) -> None:
         harness.have({}, attempt())
         harness.created_later = {"0.log"}

@@ -16,7 +16,7 @@ class Links:
     def __init__(self, **existing: bool) -> None:
         self.existing = {f"{name}.log": alive for name, alive in existing.items()}
 
-    async def survey(self) -> dict[str, bool]:
+    async def list_links(self) -> dict[str, bool]:
         return dict(self.existing)
 
     async def make(self, links: Sequence[LogLink]) -> None:
@@ -70,9 +70,9 @@ def test_links_are_listed_before_the_runtime() -> None:
     order: list[str] = []
 
     class RecordingLinks(Links):
-        async def survey(self) -> dict[str, bool]:
-            order.append("survey")
-            return await super().survey()
+        async def list_links(self) -> dict[str, bool]:
+            order.append("list_links")
+            return await super().list_links()
 
         async def make(self, links: Sequence[LogLink]) -> None:
             order.append(f"make {links[0].log}")
@@ -88,11 +88,11 @@ def test_links_are_listed_before_the_runtime() -> None:
     async def scenario() -> None:
         links = RecordingLinks(old=False)
         await LogSymlinks(runtime=RecordingRuntime("a"), links=links, log_root="/logs").sync()
-        assert order == ["survey", "list", "make /logs/ns_p_u/c/0.log", "remove old.log"]
+        assert order == ["list_links", "list", "make /logs/ns_p_u/c/0.log", "remove old.log"]
         order.clear()
         links.existing = {"p_ns_c-a.log": True}
         await LogSymlinks(runtime=RecordingRuntime("a"), links=links, log_root="/logs").sync()
-        assert order == ["survey", "list"]
+        assert order == ["list_links", "list"]
 
     simulate(scenario())
 
@@ -101,7 +101,7 @@ def test_runs_continue_after_any_error() -> None:
     runs: list[float] = []
 
     class Failing(Links):
-        async def survey(self) -> dict[str, bool]:
+        async def list_links(self) -> dict[str, bool]:
             runs.append(asyncio.get_running_loop().time())
             raise (TryLater("busy"), ZeroDivisionError("a bug"))[len(runs) % 2]
 

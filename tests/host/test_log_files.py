@@ -38,14 +38,14 @@ def test_all_logs_are_listed(tmp_path: Path, logs_directory: Path) -> None:
     (tmp_path / "default_empty_5678").mkdir()
     (tmp_path / "stray-file").write_text("")
     (tmp_path / "default_linked_9").symlink_to(logs_directory.parent)
-    tree = run(HostLogFiles(tmp_path).survey())
+    tree = run(HostLogFiles(tmp_path).list_logs())
     assert set(tree.pods) == {POD, "default_empty_5678"}
     assert tree.logs == (ContainerLogs(POD, "app", {"0.log": 5, "0.log.20261115-100001.gz": 0}),)
     assert not tree.has_leftovers
 
 
 def test_a_missing_directory_has_no_logs(tmp_path: Path) -> None:
-    assert run(HostLogFiles(tmp_path / "none").survey()) == LogTree((), (), has_leftovers=False)
+    assert run(HostLogFiles(tmp_path / "none").list_logs()) == LogTree((), (), has_leftovers=False)
 
 
 def test_a_file_is_renamed_and_renamed_back(tmp_path: Path, logs_directory: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_logs_of_a_pod_are_hidden_at_once_and_then_deleted(tmp_path: Path, l
     files = HostLogFiles(tmp_path)
     (logs_directory / "0.log").write_text("old")
     files.put_aside(POD)
-    assert run(files.survey()) == LogTree((), (), has_leftovers=True)
+    assert run(files.list_logs()) == LogTree((), (), has_leftovers=True)
     logs_directory.mkdir(parents=True)  # the same pod is created again
     run(files.clear())
     assert os.listdir(tmp_path) == [POD]

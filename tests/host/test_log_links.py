@@ -17,15 +17,15 @@ def test_a_link_leads_to_its_log_until_it_is_removed(tmp_path: Path) -> None:
     links = HostLogLinks(tmp_path / "var" / "containers")
 
     async def scenario() -> None:
-        assert await links.survey() == {}
+        assert await links.list_links() == {}
         await links.make([LogLink("a.log", str(log)), LogLink("b.log", str(tmp_path / "never.log"))])
-        assert await links.survey() == {"a.log": True}
+        assert await links.list_links() == {"a.log": True}
         assert (tmp_path / "var" / "containers" / "a.log").read_text() == "hello\n"
         await links.make([LogLink("a.log", str(log))])  # idempotent
         log.unlink()
-        assert await links.survey() == {"a.log": False}
+        assert await links.list_links() == {"a.log": False}
         await links.remove(["a.log", "unknown.log"])
-        assert await links.survey() == {}
+        assert await links.list_links() == {}
 
     asyncio.run(scenario())
 
@@ -36,7 +36,7 @@ def test_other_files_are_not_removed(tmp_path: Path) -> None:
     links = HostLogLinks(tmp_path)
 
     async def scenario() -> None:
-        assert await links.survey() == {}
+        assert await links.list_links() == {}
         await links.remove(["file.log"])
 
     asyncio.run(scenario())

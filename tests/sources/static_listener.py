@@ -41,8 +41,8 @@ class Receiver:
             raise violation(f"a static source sends only SETs, not {update}")
         self.updates.append(update)
 
-    def report(self, place: str, problems: tuple[Problem, ...]) -> None:
-        self.reports.append((place, problems))
+    def report(self, location: str, problems: tuple[Problem, ...]) -> None:
+        self.reports.append((location, problems))
 
     def names(self) -> list[str]:
         """Return the pods of the last update, without the node's name."""

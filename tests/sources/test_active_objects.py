@@ -15,7 +15,7 @@ BROKEN = "kind: ["
 
 def content(texts: Texts) -> dict[str, ManifestContent]:
     reader = ManifestReader("n1", has_store=True)
-    return {place: reader.read(text.encode(), FromFile(place), place) for place, text in texts.items()}
+    return {location: reader.read(text.encode(), FromFile(location), location) for location, text in texts.items()}
 
 
 def both(*texts: str) -> str:
@@ -25,26 +25,26 @@ def both(*texts: str) -> str:
 A1, A2, B1, C1 = pod_text("a", "v1"), pod_text("a", "v2"), pod_text("b", "v1"), pod_text("c", "v1")
 
 CASES: dict[str, tuple[list[Texts], list[str], list[str]]] = {
-    "all places, in order": ([{"x": B1, "y": A1}], ["b1", "a1"], []),
+    "all locations, in order": ([{"x": B1, "y": A1}], ["b1", "a1"], []),
     "a change replaces the pod": ([{"x": A1}, {"x": A2}], ["a2"], []),
     "an object that complete content lacks is removed": ([{"x": both(A1, B1)}, {"x": B1}], ["b1"], []),
-    "the objects of a removed place are removed": ([{"x": A1, "y": B1}, {"y": B1}], ["b1"], []),
-    "an invalid place without earlier content has no objects": ([{"x": BROKEN, "y": B1}], ["b1"], ["x"]),
-    "an invalid place keeps its objects": ([{"x": both(A1, B1)}, {"x": BROKEN}], ["a1", "b1"], ["x"]),
-    "the valid documents of an invalid place are used": (
+    "the objects of a removed location are removed": ([{"x": A1, "y": B1}, {"y": B1}], ["b1"], []),
+    "an invalid location without earlier content has no objects": ([{"x": BROKEN, "y": B1}], ["b1"], ["x"]),
+    "an invalid location keeps its objects": ([{"x": both(A1, B1)}, {"x": BROKEN}], ["a1", "b1"], ["x"]),
+    "the valid documents of an invalid location are used": (
         [{"x": both(A1, B1)}, {"x": both(A2, BROKEN)}], ["a2", "b1"], ["x"]
     ),
-    "a fixed place replaces all its objects": ([{"x": both(A1, B1)}, {"x": BROKEN}, {"x": A2}], ["a2"], []),
-    "the objects of a removed invalid place are removed": ([{"x": A1}, {"x": BROKEN}, {}], [], []),
-    "the first of two new places gets a name": ([{"x": A1, "y": A2}], ["a1"], ["y"]),
-    "the place that has a name keeps it": ([{"y": A2}, {"x": A1, "y": A2}], ["a2"], ["x"]),
-    "a free name is given to the next place": ([{"x": A1, "y": A2}, {"y": A2}], ["a2"], []),
-    "a name moves to another place": (
+    "a fixed location replaces all its objects": ([{"x": both(A1, B1)}, {"x": BROKEN}, {"x": A2}], ["a2"], []),
+    "the objects of a removed invalid location are removed": ([{"x": A1}, {"x": BROKEN}, {}], [], []),
+    "the first of two new locations gets a name": ([{"x": A1, "y": A2}], ["a1"], ["y"]),
+    "the location that has a name keeps it": ([{"y": A2}, {"x": A1, "y": A2}], ["a2"], ["x"]),
+    "a free name is given to the next location": ([{"x": A1, "y": A2}, {"y": A2}], ["a2"], []),
+    "a name moves to another location": (
         [{"x": both(A1, B1), "y": C1}, {"x": B1, "y": both(A2, C1)}], ["b1", "a2", "c1"], []
     ),
-    "a place with a duplicate name keeps its objects": ([{"x": A1, "y": B1}, {"x": A1, "y": A2}], ["a1", "b1"], ["y"]),
-    "a name that an invalid place keeps is in use": ([{"x": A1}, {"x": BROKEN, "y": A2}], ["a1"], ["x", "y"]),
-    "two places may swap their names": ([{"x": A1, "y": B1}, {"x": B1, "y": A2}], ["b1", "a2"], []),
+    "a location with a duplicate name keeps objects": ([{"x": A1, "y": B1}, {"x": A1, "y": A2}], ["a1", "b1"], ["y"]),
+    "a name that an invalid location keeps is in use": ([{"x": A1}, {"x": BROKEN, "y": A2}], ["a1"], ["x", "y"]),
+    "two locations may swap their names": ([{"x": A1, "y": B1}, {"x": B1, "y": A2}], ["b1", "a2"], []),
 }  # fmt: skip
 
 

@@ -51,12 +51,12 @@ def test_files_are_read_in_order_and_may_have_several_documents(tmp_path: Path) 
 
 
 def test_uids_depend_on_the_file_and_its_path(tmp_path: Path) -> None:
-    for place in ("here", "there"):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "web.yaml").write_text(pod_text("web"))
+    for location in ("here", "there"):
+        (tmp_path / location).mkdir()
+        (tmp_path / location / "web.yaml").write_text(pod_text("web"))
 
-    async def uid_in(place: str) -> str | None:
-        async with listening(tmp_path / place) as (receiver, _):
+    async def uid_in(location: str) -> str | None:
+        async with listening(tmp_path / location) as (receiver, _):
             await receiver.receives("web")
             return receiver.updates[0].pods[0].metadata.uid
 
@@ -77,7 +77,7 @@ def test_a_missing_path_is_reported_once_and_watched(tmp_path: Path) -> None:
             (path / "web.yaml").write_text(pod_text("web"))
             await receiver.receives("web")
             assert source.problems() == ()
-            assert [place for place, _ in receiver.reports] == [str(path)] * 2  # missing, then fixed
+            assert [location for location, _ in receiver.reports] == [str(path)] * 2  # missing, then fixed
 
     asyncio.run(scenario())
 
@@ -543,9 +543,9 @@ def test_the_source_does_not_scan_without_a_change(tmp_path: Path) -> None:
             path.write_text(pod_text("web", "new"))
             await until(lambda: receiver.images() == {"web": "new"})
             await asyncio.sleep(0.1)
-            surveys = clock.calls
+            scans = clock.calls
             await asyncio.sleep(0.3)
-            assert clock.calls <= surveys + 2
+            assert clock.calls <= scans + 2
 
     asyncio.run(scenario())
 

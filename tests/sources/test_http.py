@@ -139,7 +139,7 @@ def test_failures_are_reported_once_and_change_no_pods(spoil: Callable[[Server],
             await until(lambda: bool(source.problems()))
             await server.has_another_request()
             assert reason in source.problems()[0].message
-            assert [place for place, _ in receiver.reports] == [server.url]
+            assert [location for location, _ in receiver.reports] == [server.url]
             assert receiver.names() == ["web"]
             server.status, server.body = 200, pod_text("web", "mended")
             await until(lambda: receiver.images() == {"web": "mended"})

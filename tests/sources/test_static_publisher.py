@@ -10,7 +10,7 @@ from podkeeper.model.messages import FILE_SOURCE, Op, PodUpdate
 from podkeeper.rules.static.pod import FromFile
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_content import ManifestReader, unreadable
-from podkeeper.sources.static_publisher import PlaceContent, StaticPublisher
+from podkeeper.sources.static_publisher import LocationContent, StaticPublisher
 from podkeeper.sources.stored_manifests import StoredManifests
 from podkeeper.sources.stored_pods import SOURCE_TIMEOUT_SECONDS
 from podkeeper.testing.fakes import FakeJournal
@@ -21,13 +21,14 @@ SOON, LATER = SOURCE_TIMEOUT_SECONDS / 2, SOURCE_TIMEOUT_SECONDS * 2
 A, B = "/m/a.yaml", "/m/b.yaml"
 
 
-def found(place: str, *texts: str) -> dict[str, PlaceContent]:
+def found(location: str, *texts: str) -> dict[str, LocationContent]:
     text = "---\n".join(texts)
-    return {place: PlaceContent(ManifestReader("n1", has_store=True).read(text.encode(), FromFile(place), place), text)}
+    content = ManifestReader("n1", has_store=True).read(text.encode(), FromFile(location), location)
+    return {location: LocationContent(content, text)}
 
 
-def unusable(place: str) -> dict[str, PlaceContent]:
-    return {place: PlaceContent(unreadable("cannot read it: permission denied", place), b"")}
+def unusable(location: str) -> dict[str, LocationContent]:
+    return {location: LocationContent(unreadable("cannot read it: permission denied", location), b"")}
 
 
 class AgentRun:
@@ -43,8 +44,8 @@ class AgentRun:
         names = " ".join((pod.metadata.name or "").removesuffix("-n1") for pod in update.pods)
         self.received.append(f"{update.op} {names}".rstrip())
 
-    def take(self, *places: dict[str, PlaceContent], complete: bool = True) -> None:
-        everything = {place: what for each in places for place, what in each.items()}
+    def take(self, *locations: dict[str, LocationContent], complete: bool = True) -> None:
+        everything = {location: what for each in locations for location, what in each.items()}
         self.publisher.take(everything, {}, self.receive, complete=complete)
 
 
@@ -60,10 +61,10 @@ async def agent_run(journal: FakeJournal) -> AsyncIterator[AgentRun]:
     journal.crash()
 
 
-async def journal_after_run_with(*places: dict[str, PlaceContent]) -> FakeJournal:
+async def journal_after_run_with(*locations: dict[str, LocationContent]) -> FakeJournal:
     journal = FakeJournal()
     async with agent_run(journal) as first:
-        first.take(*places)
+        first.take(*locations)
         await asyncio.sleep(1)
     return journal
 
@@ -109,7 +110,7 @@ def test_a_readable_empty_source_removes_all_pods() -> None:
     simulate(scenario())
 
 
-def test_an_invalid_place_keeps_its_pods_and_does_not_affect_the_others() -> None:
+def test_an_invalid_location_keeps_its_pods_and_does_not_affect_the_others() -> None:
     async def scenario() -> None:
         journal = await journal_after_run_with(found(A, pod_text("web")), found(B, pod_text("old")))
         async with agent_run(journal) as it:
@@ -122,7 +123,7 @@ def test_an_invalid_place_keeps_its_pods_and_does_not_affect_the_others() -> Non
     simulate(scenario())
 
 
-def test_until_all_places_are_listed_updates_are_add_and_remove() -> None:
+def test_until_all_locations_are_listed_updates_are_add_and_remove() -> None:
     async def scenario() -> None:
         journal = await journal_after_run_with(found(A, pod_text("web")))
         async with agent_run(journal) as it:
@@ -136,7 +137,7 @@ def test_until_all_places_are_listed_updates_are_add_and_remove() -> None:
     simulate(scenario())
 
 
-def test_a_source_without_pods_is_not_ready_until_all_places_are_listed() -> None:
+def test_a_source_without_pods_is_not_ready_until_all_locations_are_listed() -> None:
     async def scenario() -> None:
         async with agent_run(FakeJournal()) as it:
             it.take(complete=False)

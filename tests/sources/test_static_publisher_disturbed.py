@@ -1,6 +1,6 @@
 """The publisher of static pods with an event at every await and refused updates: its last updates are correct.
 
-Its source reads two places one after the other, so that at first not all of it has been read.
+Its source reads two locations one after the other, so that at first not all of it has been read.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from podkeeper.ports.source import SendUpdate
 from podkeeper.rules.static.pod import FromFile
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_content import ManifestReader, unreadable
-from podkeeper.sources.static_publisher import PlaceContent, StaticPublisher
+from podkeeper.sources.static_publisher import LocationContent, StaticPublisher
 from podkeeper.sources.stored_manifests import StoredManifests
 from podkeeper.sources.stored_pods import SOURCE_TIMEOUT_SECONDS
 from podkeeper.testing.failures import fail_each_call
@@ -25,11 +25,11 @@ from tests.sources.static_harness import StaticHarness, manifest
 
 READER = ManifestReader("n1", has_store=True)
 PERIOD_SECONDS = 2 * SOURCE_TIMEOUT_SECONDS
-UNREADABLE = PlaceContent(unreadable("cannot read it: permission denied", "/m/a"), b"")
+UNREADABLE = LocationContent(unreadable("cannot read it: permission denied", "/m/a"), b"")
 
 
-def found(name: str, image: str) -> PlaceContent:
-    return PlaceContent(READER.read(manifest(name, image).encode(), FromFile(f"/m/{name}"), f"/m/{name}"), image)
+def found(name: str, image: str) -> LocationContent:
+    return LocationContent(READER.read(manifest(name, image).encode(), FromFile(f"/m/{name}"), f"/m/{name}"), image)
 
 
 CONTENTS = {(name, image): found(name, image) for name in ("a", "b", "c") for image in ("v1", "v2", "v3")}
@@ -37,38 +37,38 @@ CONTENTS = {(name, image): found(name, image) for name in ("a", "b", "c") for im
 
 class Harness(StaticHarness):
     def __init__(self, calls: PortCalls, group: asyncio.TaskGroup) -> None:
-        self.places = {"/m/a": CONTENTS["a", "v1"], "/m/b": CONTENTS["b", "v1"]}
+        self.locations = {"/m/a": CONTENTS["a", "v1"], "/m/b": CONTENTS["b", "v1"]}
         self.is_readable = True  # False: the source reads nothing
-        self.is_complete = True  # False: there may be more places
+        self.is_complete = True  # False: there may be more locations
         self.read: Callable[[], None] = lambda: None
         super().__init__(calls, group)
 
-    def build(self, objects: LocalObjects, checkpoints: StoredManifests) -> "Places":
-        return Places(self, StaticPublisher(FILE_SOURCE, objects, None, checkpoints))
+    def build(self, objects: LocalObjects, checkpoints: StoredManifests) -> "Locations":
+        return Locations(self, StaticPublisher(FILE_SOURCE, objects, None, checkpoints))
 
     def write(self, name: str, image: str) -> None:
-        self.places = {**self.places, f"/m/{name}": CONTENTS[name, image]}
+        self.locations = {**self.locations, f"/m/{name}": CONTENTS[name, image]}
 
     def write_and_report(self, name: str, image: str) -> None:
         self.write(name, image)
         self.read()
 
     def remove(self, name: str) -> None:
-        self.places = {place: each for place, each in self.places.items() if place != f"/m/{name}"}
+        self.locations = {location: each for location, each in self.locations.items() if location != f"/m/{name}"}
 
     def become_unreadable(self) -> None:
-        if "/m/a" in self.places:
-            self.places = {**self.places, "/m/a": UNREADABLE}
+        if "/m/a" in self.locations:
+            self.locations = {**self.locations, "/m/a": UNREADABLE}
 
     def check(self) -> None:
         super().check()
-        there = {place.removeprefix("/m/") for place, each in self.places.items() if each is not UNREADABLE}
+        there = {location.removeprefix("/m/") for location, each in self.locations.items() if each is not UNREADABLE}
         assert there <= set(self.received())
-        assert all(self.received()[name] == self.places[f"/m/{name}"].version for name in there)
+        assert all(self.received()[name] == self.locations[f"/m/{name}"].version for name in there)
 
 
-class Places:
-    """A source that reads its places periodically."""
+class Locations:
+    """A source that reads its locations periodically."""
 
     name = FILE_SOURCE
 
@@ -88,7 +88,7 @@ class Places:
     def read(self, emit: SendUpdate) -> None:
         with suppress(UnexpectedError):  # the sources log it and retry
             if self._harness.is_readable:
-                self._publisher.take(self._harness.places, {}, emit, complete=self._harness.is_complete)
+                self._publisher.take(self._harness.locations, {}, emit, complete=self._harness.is_complete)
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ async def open_harness(calls: PortCalls) -> AsyncIterator[Harness]:
 
 
 async def restart(harness: Harness) -> None:
-    """Start without a readable place, read some places, then all of them."""
+    """Start without a readable location, read some locations, then all of them."""
     harness.start()
     while set(harness.received()) != {"a", "b"}:  # from the stored manifests
         await asyncio.sleep(PERIOD_SECONDS)
@@ -113,7 +113,7 @@ async def restart(harness: Harness) -> None:
     await asyncio.sleep(PERIOD_SECONDS)
     harness.remove("b")
     harness.write("c", "v1")
-    # Some places may stay unlisted, so the pod must be removed without a SET.
+    # Some locations may stay unlisted, so the pod must be removed without a SET.
     while "b" in harness.received() or "c" not in harness.received():
         await asyncio.sleep(PERIOD_SECONDS)
     assert not harness.ready
@@ -143,10 +143,10 @@ RESTART = OperationTest(
     settle_seconds=1.5 * PERIOD_SECONDS,
 )
 EVENTS: dict[str, Event[Harness]] = {
-    "a place changes": lambda harness: harness.write("a", "v2"),
-    "a place changes and is read at once": lambda harness: harness.write_and_report("a", "v3"),
-    "a place is removed": lambda harness: harness.remove("a"),
-    "a place is unreadable": Harness.become_unreadable,
+    "a location changes": lambda harness: harness.write("a", "v2"),
+    "a location changes and is read at once": lambda harness: harness.write_and_report("a", "v3"),
+    "a location is removed": lambda harness: harness.remove("a"),
+    "a location is unreadable": Harness.become_unreadable,
     "an update is refused": Harness.refuse,
     "an update is processed, but raises an error": Harness.lose_answer,
     "a write of the journal fails": lambda harness: harness.journal.fail(),

@@ -107,7 +107,7 @@ class ContainerLogManager:
     async def rotate_logs(self, group: asyncio.TaskGroup) -> float:
         """Inspect all logs once and begin the work in the group. Return the seconds until the next run."""
         # List the tree before the runtime: a pod in the tree that the runtime does not list is gone, not new.
-        tree = await self._files.survey()
+        tree = await self._files.list_logs()
         records = await self._runtime.list_pods()
         # No await from here on, so the plan still holds when the work begins.
         self._remove_pods(tree, records, group)

@@ -24,7 +24,7 @@ PERIOD_SECONDS: Final = 60.0
 class LinkDirectory(Protocol):
     """The directory of log links. Errors raise TryLater."""
 
-    async def survey(self) -> Mapping[str, bool]:
+    async def list_links(self) -> Mapping[str, bool]:
         """Return all links by name, and whether the target of each exists."""
 
     async def make(self, links: Sequence[LogLink]) -> None:
@@ -57,7 +57,7 @@ class LogSymlinks:
     async def sync(self) -> None:
         """Repair the links once. Raise TryLater."""
         # List the links before the runtime: a dead link without a listed container is then not a new one.
-        existing = await self._links.survey()
+        existing = await self._links.list_links()
         wanted = links_of(await self._runtime.list_pods(), self._log_root)
         if missing := [link for name, link in wanted.items() if name not in existing]:
             await self._links.make(missing)

@@ -36,9 +36,9 @@ class HostLogFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    async def survey(self) -> LogTree:
+    async def list_logs(self) -> LogTree:
         """Return all logs."""
-        return await self._run_in_thread(f"list the logs in {self._root}", lambda: _survey(self._root))
+        return await self._run_in_thread(f"list the logs in {self._root}", lambda: _list_logs(self._root))
 
     def exists(self, logs: ContainerLogs, name: str) -> bool:
         return os.path.lexists(self._path(logs, name))
@@ -98,7 +98,7 @@ class HostLogFiles:
         return result
 
 
-def _survey(root: Path) -> LogTree:
+def _list_logs(root: Path) -> LogTree:
     logs: list[ContainerLogs] = []
     pods: list[str] = []
     has_leftovers = False

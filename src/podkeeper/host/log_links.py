@@ -23,9 +23,9 @@ class HostLogLinks:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    async def survey(self) -> dict[str, bool]:
+    async def list_links(self) -> dict[str, bool]:
         """Return all links, and whether they lead to a file."""
-        return await self._run_in_thread("list", lambda: _survey(self._directory))
+        return await self._run_in_thread("list", lambda: _list_links(self._directory))
 
     async def make(self, links: Sequence[LogLink]) -> None:
         """Create links to existing logs. An existing file of the same name stays."""
@@ -47,7 +47,7 @@ class HostLogLinks:
         return result
 
 
-def _survey(directory: Path) -> dict[str, bool]:
+def _list_links(directory: Path) -> dict[str, bool]:
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         return {
             entry.name: os.path.exists(entry.path)

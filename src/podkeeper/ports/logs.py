@@ -9,7 +9,7 @@ from podkeeper.model.log_tree import ContainerLogs, LogTree
 class LogFiles(Protocol):
     """The log tree. Errors raise TryLater. Missing files are ignored."""
 
-    async def survey(self) -> LogTree:
+    async def list_logs(self) -> LogTree:
         """Return all directories and files."""
 
     def exists(self, logs: ContainerLogs, name: str) -> bool:

@@ -2,14 +2,17 @@
 
 This module reads no files.
 
-    content by place  +  objects in use before  --update-->  pods, objects, and problems by place
+    content by location  +  objects in use before  --update-->  pods, objects, and problems by location
 
-* The content of a place may be incomplete, or have a name that another place uses. Then its valid objects take effect,
-  and its older objects stay in use until the manifest is fixed. If a place is removed, its objects are removed, too.
-* A name is used once. The place that has it keeps it. Among new places, the first one gets it, and the others get a
-  problem. If the name becomes free, the next place gets it.
-* The result is sorted by place and by position in the manifest. It depends only on the manifests and on which place had
-  a name first.
+A location is a file or URL.
+
+* The content of a location may be incomplete, or have a name that another location uses. Then its valid objects take
+  effect, and its older objects stay in use until the manifest is fixed. If a location is removed, its objects are
+  removed, too.
+* A name is used once. The location that has it keeps it. Among new locations, the first one gets it, and the others
+  get a problem. If the name becomes free, the next location gets it.
+* The result is sorted by location and by position in the manifest. It depends only on the manifests and on which
+  location had a name first.
 """
 
 from collections.abc import Mapping
@@ -27,43 +30,45 @@ class ActiveSet:
 
     pods: tuple[Pod, ...]
     objects: tuple[LocalObject, ...]
-    problems: Mapping[str, tuple[Problem, ...]]  # by place; only places with problems
-    retained: Mapping[str, int]  # by place: number of older objects that stay in use
+    problems: Mapping[str, tuple[Problem, ...]]  # by location; only locations with problems
+    retained: Mapping[str, int]  # by location: number of older objects that stay in use
 
 
 class ActiveObjects:
-    """The objects in use, by place."""
+    """The objects in use, by location."""
 
     def __init__(self) -> None:
-        self._by_place: dict[str, tuple[ManifestItem, ...]] = {}
+        self._by_location: dict[str, tuple[ManifestItem, ...]] = {}
 
     @property
-    def by_place(self) -> Mapping[str, tuple[ManifestItem, ...]]:
-        """The objects in use of each place, in the order of places."""
-        return self._by_place
+    def by_location(self) -> Mapping[str, tuple[ManifestItem, ...]]:
+        """The objects in use of each location, in the order of locations."""
+        return self._by_location
 
-    def restore(self, by_place: Mapping[str, tuple[ManifestItem, ...]]) -> None:
+    def restore(self, by_location: Mapping[str, tuple[ManifestItem, ...]]) -> None:
         """Set the objects that were in use before a restart of the agent."""
-        self._by_place = dict(by_place)
+        self._by_location = dict(by_location)
 
     def current(self) -> ActiveSet:
         """Return the objects in use without new contents."""
         return self._active_set({}, {})
 
     def update(self, content: Mapping[str, ManifestContent]) -> ActiveSet:
-        """Update the objects in use. `content` has all existing places, in order."""
-        before = {place: self._by_place.get(place, ()) for place in content}
-        retained = {place: _others(before[place], found) for place, found in content.items() if not found.is_complete}
+        """Update the objects in use. `content` has all existing locations, in order."""
+        before = {location: self._by_location.get(location, ()) for location in content}
+        retained = {
+            location: _others(before[location], found) for location, found in content.items() if not found.is_complete
+        }
         owners = _owners(content, before, retained)
-        problems = {place: list(found.problems) for place, found in content.items()}
-        for place, found in content.items():
-            lost = [item for item in found.items if owners[item.key] != place]
-            problems[place] += [_duplicate(item, owners[item.key]) for item in lost]
+        problems = {location: list(found.problems) for location, found in content.items()}
+        for location, found in content.items():
+            lost = [item for item in found.items if owners[item.key] != location]
+            problems[location] += [_duplicate(item, owners[item.key]) for item in lost]
             if lost and found.is_complete:
-                retained[place] = tuple(item for item in _others(before[place], found) if item.key not in owners)
-        self._by_place = {
-            place: (*(item for item in found.items if owners[item.key] == place), *retained.get(place, ()))
-            for place, found in content.items()
+                retained[location] = tuple(item for item in _others(before[location], found) if item.key not in owners)
+        self._by_location = {
+            location: (*(item for item in found.items if owners[item.key] == location), *retained.get(location, ()))
+            for location, found in content.items()
         }
         self._drop_duplicate_uids(problems)
         return self._active_set(problems, retained)
@@ -71,27 +76,27 @@ class ActiveObjects:
     def _active_set(
         self, problems: Mapping[str, list[Problem]], retained: Mapping[str, tuple[ManifestItem, ...]]
     ) -> ActiveSet:
-        values = [item.value for items in self._by_place.values() for item in items]
+        values = [item.value for items in self._by_location.values() for item in items]
         return ActiveSet(
             pods=tuple(value for value in values if isinstance(value, Pod)),
             objects=tuple(value for value in values if not isinstance(value, Pod)),
-            problems={place: tuple(found) for place, found in problems.items() if found},
-            retained={place: len(items) for place, items in retained.items() if items},
+            problems={location: tuple(found) for location, found in problems.items() if found},
+            retained={location: len(items) for location, items in retained.items() if items},
         )
 
     def _drop_duplicate_uids(self, problems: dict[str, list[Problem]]) -> None:
         """Remove pods with a duplicate UID, because the engine identifies pods by UID."""
         seen: dict[str, ObjectKey] = {}
-        for place, items in self._by_place.items():
+        for location, items in self._by_location.items():
             kept = []
             for item in items:
                 uid = item.value.metadata.uid or "" if isinstance(item.value, Pod) else ""
                 if uid and seen.setdefault(uid, item.key) != item.key:
                     message = f"Duplicate value: {quoted(uid)}: used by {seen[uid]}; remove the UID or set another one"
-                    problems[place].append(item.problem(message, "metadata.uid"))
+                    problems[location].append(item.problem(message, "metadata.uid"))
                 else:
                     kept.append(item)
-            self._by_place[place] = tuple(kept)
+            self._by_location[location] = tuple(kept)
 
 
 def _others(items: tuple[ManifestItem, ...], found: ManifestContent) -> tuple[ManifestItem, ...]:
@@ -105,13 +110,13 @@ def _owners(
     before: Mapping[str, tuple[ManifestItem, ...]],
     retained: Mapping[str, tuple[ManifestItem, ...]],
 ) -> dict[ObjectKey, str]:
-    """Return the place that gets each name: the one that had it before, otherwise the first one."""
-    had = {item.key: place for place, items in before.items() for item in items}
+    """Return the location that gets each name: the one that had it before, otherwise the first one."""
+    had = {item.key: location for location, items in before.items() for item in items}
     owners: dict[ObjectKey, str] = {}
-    for place, found in content.items():
-        for item in (*found.items, *retained.get(place, ())):
-            if item.key not in owners or had.get(item.key) == place:
-                owners[item.key] = place
+    for location, found in content.items():
+        for item in (*found.items, *retained.get(location, ())):
+            if item.key not in owners or had.get(item.key) == location:
+                owners[item.key] = location
     return owners
 
 

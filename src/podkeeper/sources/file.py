@@ -32,7 +32,7 @@ from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_content import ManifestReader
 from podkeeper.sources.manifest_errors import ReportProblems
 from podkeeper.sources.manifest_scan import ManifestScan, ManifestScanner, owner_of
-from podkeeper.sources.static_publisher import PlaceContent, StaticPublisher
+from podkeeper.sources.static_publisher import LocationContent, StaticPublisher
 from podkeeper.sources.stored_manifests import StoredManifests
 from podkeeper.sources.watch import ManifestWatch
 
@@ -81,8 +81,8 @@ class FileSource:
 
     async def run(self, emit: SendUpdate) -> None:
         """Send the pods of all files, now and after each change, until cancelled."""
-        self._publisher.begin(lambda place: owner_of(place, self._paths) is not None)
-        scanner = ManifestScanner(self._paths, self._reader, self._publisher.places(), self._open_watch)
+        self._publisher.begin(lambda location: owner_of(location, self._paths) is not None)
+        scanner = ManifestScanner(self._paths, self._reader, self._publisher.locations(), self._open_watch)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._publisher.run(emit))
@@ -109,7 +109,7 @@ class FileSource:
             self._watch_error = scan.watch_error
             if scan.watch_error is not None:
                 log.warning("%s; polling every %g s instead", scan.watch_error, self._period_seconds)
-        found = {path: PlaceContent(file.content, file.version) for path, file in scan.files.items()}
+        found = {path: LocationContent(file.content, file.version) for path, file in scan.files.items()}
         self._publisher.take(found, scan.problems, emit, complete=scan.complete)
 
     async def _wait_for_change(self, watch: ManifestWatch | None, seconds: float) -> None:

@@ -31,7 +31,7 @@ from podkeeper.sources.http_fetch import Fetcher, FetchFailed, HttpFetcher, Http
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_content import ManifestContent, ManifestReader, unreadable
 from podkeeper.sources.manifest_errors import ReportProblems
-from podkeeper.sources.static_publisher import PlaceContent, StaticPublisher
+from podkeeper.sources.static_publisher import LocationContent, StaticPublisher
 from podkeeper.sources.stored_manifests import StoredManifests
 
 log = logging.getLogger(__name__)
@@ -64,14 +64,14 @@ class HttpSource:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise BadInput(Problem(f"cannot fetch manifests from {shown_url(url)!r}; expected http[s]://HOST/PATH"))
         self._url = url
-        self._place = shown_url(url)
+        self._location = shown_url(url)
         self._reader = ManifestReader(node_name, has_store=objects is not None)
         self._clock = clock
         self._fetcher = fetcher or HttpFetcher(url, headers or {})
         self._period_seconds = period_seconds
         self._publisher = StaticPublisher(HTTP_SOURCE, objects, report, stored_manifests)
         self._etag = ""
-        self._last: PlaceContent | None = None
+        self._last: LocationContent | None = None
         self._retries = RetryCounter(GrowingDelay(_FIRST_PAUSE_SECONDS, longest_seconds=period_seconds))
 
     @property
@@ -84,7 +84,7 @@ class HttpSource:
 
     async def run(self, emit: SendUpdate) -> None:
         """Send the pods of the URL, now and after each change, until cancelled."""
-        self._publisher.begin(lambda place: place == self._place)
+        self._publisher.begin(lambda location: location == self._location)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run(emit))
             await self._poll(emit)
@@ -98,19 +98,19 @@ class HttpSource:
         """Fetch the URL once and send changes. Returns the pause before the next request."""
         try:
             found = await self._fetch(fetcher)
-            self._publisher.take({self._place: found}, {}, emit)
+            self._publisher.take({self._location: found}, {}, emit)
         except FetchFailed as error:
-            self._publisher.report_unreadable(self._place, Problem(str(error), file=self._place))
+            self._publisher.report_unreadable(self._location, Problem(str(error), file=self._location))
         except Exception as error:
-            log.exception("unexpected error while handling %s, will retry", self._place)
+            log.exception("unexpected error while handling %s, will retry", self._location)
             message = f"unexpected error: {error!r}; please report this bug"
-            self._publisher.report_unreadable(self._place, Problem(message, file=self._place))
+            self._publisher.report_unreadable(self._location, Problem(message, file=self._location))
         else:
             self._retries.succeeded()
             return self._period_seconds
         return self._backoff()
 
-    async def _fetch(self, fetcher: Fetcher) -> PlaceContent:
+    async def _fetch(self, fetcher: Fetcher) -> LocationContent:
         """Return the contents of the URL. Raises FetchFailed."""
         last = self._last
         fetched = await fetcher.fetch(self._etag if last is not None else "")
@@ -120,19 +120,19 @@ class HttpSource:
             return last
         data = fetched.body
         if not data.strip():
-            if last is None and not self._publisher.places():
-                last = self._last = PlaceContent(ManifestContent(), b"")
+            if last is None and not self._publisher.locations():
+                last = self._last = LocationContent(ManifestContent(), b"")
                 return last
             reason = "the manifest is empty; to remove its pods, serve an empty PodList"
             if last is not None:
                 raise FetchFailed(reason)
             # Incomplete content keeps the objects from before the restart.
-            last = self._last = PlaceContent(unreadable(reason, self._place), b"")
+            last = self._last = LocationContent(unreadable(reason, self._location), b"")
             return last
         version = hashlib.blake2b(data, digest_size=16).digest()
         if last is None or last.version != version:
-            content = await asyncio.to_thread(self._reader.read, data, FromURL(self._url), self._place)
-            last = self._last = PlaceContent(content, version)
+            content = await asyncio.to_thread(self._reader.read, data, FromURL(self._url), self._location)
+            last = self._last = LocationContent(content, version)
         self._etag = fetched.etag
         return last
 

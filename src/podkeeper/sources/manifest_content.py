@@ -40,10 +40,10 @@ class ManifestItem:
 
     key: ObjectKey
     value: Pod | ConfigMap | Secret
-    place: Document  # without its content, only to find line numbers
+    location: Document  # without its content, only to find line numbers
 
     def problem(self, message: str, field: str) -> Problem:
-        return self.place.problem(message, field)
+        return self.location.problem(message, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +95,18 @@ class ManifestReader:
 
     def _items(self, document: Document, origin: Origin) -> Iterator[ManifestItem]:
         """Yield the object of a document. Yields nothing for a list without items."""
-        place = Document({}, document.source, document.prefix)
+        location = Document({}, document.source, document.prefix)
         match document.api_version, document.kind:
             case "v1", "Pod":
                 allowed = References.LOCAL_STORE if self.has_store else References.NONE
                 pod = static_pod_from(document, origin, self.node_name, allowed)
-                yield pod_item(pod, self.node_name, place)
+                yield pod_item(pod, self.node_name, location)
             case "v1", "ConfigMap" if self.has_store:
                 config_map = config_map_from(document)
-                yield ManifestItem(key_of(config_map), config_map, place)
+                yield ManifestItem(key_of(config_map), config_map, location)
             case "v1", "Secret" if self.has_store:
                 secret = secret_from(document)
-                yield ManifestItem(key_of(secret), secret, place)
+                yield ManifestItem(key_of(secret), secret, location)
             case "v1", kind if kind in _EMPTY_LISTS:
                 return
             case _:
@@ -128,10 +128,10 @@ class ManifestReader:
         raise _IgnoredKind(document.problem(message, "kind"))
 
 
-def pod_item(pod: Pod, node_name: str, place: Document) -> ManifestItem:
+def pod_item(pod: Pod, node_name: str, location: Document) -> ManifestItem:
     """Return a static pod of this node as an item of its manifest."""
     name = (pod.metadata.name or "").removesuffix(f"-{node_name.lower()}")
-    return ManifestItem(ObjectKey("Pod", pod.metadata.namespace or "", name), pod, place)
+    return ManifestItem(ObjectKey("Pod", pod.metadata.namespace or "", name), pod, location)
 
 
 class _IgnoredKind(BadInput):

@@ -1,6 +1,6 @@
 """Send the objects of manifests to the agent, for the file and HTTP sources.
 
-    content by place --active_objects--> objects in use --objects, then pods--> the node's store, the storage
+    content by location --active_objects--> objects in use --objects, then pods--> the node's store, the storage
                                              `-----problems-------------------> manifest_errors
 
 The node's store receives its objects before the pods are sent, so that pods find them. A SET is sent at the start and
@@ -8,7 +8,7 @@ when the pods have changed. If the receiver fails, it is sent again.
 
 With `stored_manifests`, static pods survive a restart of the agent while their manifests are unreadable:
 
-* The objects from before the restart stay in use while their place is unreadable or invalid. Once the place is
+* The objects from before the restart stay in use while their location is unreadable or invalid. Once the location is
   readable, it decides: if a manifest was removed in the meantime, its pods are removed.
 * Until the whole source was read once, pods are sent as ADD and REMOVE. A SET would declare the source as ready, and
   housekeeping would then kill the pods of the unread part.
@@ -28,15 +28,15 @@ from podkeeper.ports.source import SendUpdate
 from podkeeper.sources.active_objects import ActiveObjects, ActiveSet
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_content import ManifestContent
-from podkeeper.sources.manifest_errors import PlaceProblems, ProblemReporter, ReportProblems
+from podkeeper.sources.manifest_errors import LocationProblems, ProblemReporter, ReportProblems
 from podkeeper.sources.stored_manifests import StoredManifests
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceContent:
-    """The contents of a place, and a version that changes whenever the text changes."""
+class LocationContent:
+    """The contents of a location, and a version that changes whenever the text changes."""
 
     content: ManifestContent
     version: object
@@ -56,22 +56,22 @@ class StaticPublisher:
         self._stored_manifests = stored_manifests
         self._active = ActiveObjects()
         self._reporter = ProblemReporter(report)
-        self._found: Mapping[str, PlaceContent] | None = None
+        self._found: Mapping[str, LocationContent] | None = None
         self._path_problems: Mapping[str, Problem] = {}
         self._sent: tuple[Pod, ...] | None = None
         self._possibly_sent: dict[str | None, Pod] = {}  # by UID: pods sent since `begin`, including refused ones
         self._is_ready = False  # a SET was sent
 
-    def begin(self, is_own_place: Callable[[str], bool] = lambda _: True) -> None:
-        """Start for a new receiver. `is_own_place` returns whether a place still belongs to the source."""
+    def begin(self, is_own_location: Callable[[str], bool] = lambda _: True) -> None:
+        """Start for a new receiver. `is_own_location` returns whether a location still belongs to the source."""
         self._sent, self._is_ready, self._possibly_sent = None, False, {}
         loaded = {} if self._stored_manifests is None else self._stored_manifests.load()
         if loaded:
-            self._active.restore({place: items for place, items in loaded.items() if is_own_place(place)})
+            self._active.restore({location: items for location, items in loaded.items() if is_own_location(location)})
 
-    def places(self) -> tuple[str, ...]:
-        """Return the places with objects in use, in order."""
-        return tuple(place for place, items in self._active.by_place.items() if items)
+    def locations(self) -> tuple[str, ...]:
+        """Return the locations with objects in use, in order."""
+        return tuple(location for location, items in self._active.by_location.items() if items)
 
     async def run(self, emit: SendUpdate) -> None:
         """Make the stored manifests durable. Send the stored pods if the source reads nothing in time."""
@@ -80,7 +80,9 @@ class StaticPublisher:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._stored_manifests.run())
             await asyncio.sleep(self._stored_manifests.timeout_seconds)
-            while self._sent is None and self.places():  # retry a refused update, because the source may never answer
+            while (
+                self._sent is None and self.locations()
+            ):  # retry a refused update, because the source may never answer
                 log.warning("cannot read source %s: using its stored pods", self._source)
                 self._publish(self._active.current(), emit, complete=False)
                 await asyncio.sleep(self._stored_manifests.timeout_seconds)
@@ -90,35 +92,35 @@ class StaticPublisher:
 
     def take(
         self,
-        found: Mapping[str, PlaceContent],
+        found: Mapping[str, LocationContent],
         path_problems: Mapping[str, Problem],
         emit: SendUpdate,
         *,
         complete: bool = True,
     ) -> None:
-        """Process the content of all places and the problems of unreadable ones, and send changes.
+        """Process the content of all locations and the problems of unreadable ones, and send changes.
 
-        `complete` is false while the source may have places that it could not list yet.
+        `complete` is false while the source may have locations that it could not list yet.
         """
         is_sent = self._sent is not None and self._is_ready >= complete
         if is_sent and found == self._found and path_problems == self._path_problems:
             return
-        active = self._active.update({place: each.content for place, each in found.items()})
+        active = self._active.update({location: each.content for location, each in found.items()})
         if self._stored_manifests is not None:
-            self._stored_manifests.save(self._active.by_place)
-        by_place = {place: PlaceProblems((problem,)) for place, problem in path_problems.items()}
-        for place, problems in active.problems.items():
-            both = by_place[place].problems + problems if place in by_place else problems
-            by_place[place] = PlaceProblems(both, found[place].version, active.retained.get(place, 0))
-        self._reporter.update(by_place)
+            self._stored_manifests.save(self._active.by_location)
+        by_location = {location: LocationProblems((problem,)) for location, problem in path_problems.items()}
+        for location, problems in active.problems.items():
+            both = by_location[location].problems + problems if location in by_location else problems
+            by_location[location] = LocationProblems(both, found[location].version, active.retained.get(location, 0))
+        self._reporter.update(by_location)
         self._publish(active, emit, complete=complete)
         # Set this last. If a step above raises, the next call must process the same contents again.
         self._found, self._path_problems = found, path_problems
 
-    def report_unreadable(self, place: str, problem: Problem, version: object = None) -> None:
-        """Report that a place is unreadable. The pods stay as they are."""
+    def report_unreadable(self, location: str, problem: Problem, version: object = None) -> None:
+        """Report that a location is unreadable. The pods stay as they are."""
         self._found = None
-        self._reporter.update({place: PlaceProblems((problem,), version)})
+        self._reporter.update({location: LocationProblems((problem,), version)})
 
     def _publish(self, active: ActiveSet, emit: SendUpdate, *, complete: bool) -> None:
         """Send the objects, then the pods if they have changed."""

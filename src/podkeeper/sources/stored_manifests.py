@@ -2,14 +2,14 @@
 
 They are used if the manifests are unreadable when the agent starts.
 
-    ActiveObjects: items by place --save--> one checkpoint per place --(restart)--> load --> ActiveObjects
+    ActiveObjects: items by location --save--> one checkpoint per location --(restart)--> load --> ActiveObjects
 
 Input: the objects in use of each file or URL. Output: the same objects after a restart, with the same UIDs and config
 hashes, so that running pods are adopted and not replaced.
 
 * A checkpoint is written before its pods are sent. It becomes durable with the next sync of the journal. A failing disk
   delays nothing.
-* A checkpoint is removed with its place, so the journal does not grow.
+* A checkpoint is removed with its location, so the journal does not grow.
 * A checkpoint of another node name, or one that cannot be decoded, is dropped, because its pods are not those of this
   node.
 * Secrets are only stored if `keep_secrets` is set (docs/decisions/0010). A pod whose Secret is missing waits for the
@@ -43,11 +43,12 @@ class PurgeableStore(CheckpointStore, Protocol):
         """Remove replaced and dropped checkpoints from the disk with the next sync."""
 
 
-class _StoredPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The objects of one place."""
+class _StoredLocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The objects of one location."""
 
     node: str
-    place: bytes  # because a path may not be valid UTF-8
+    # Bytes, because a path may not be valid UTF-8. Existing journals have the name "place".
+    location: bytes = msgspec.field(name="place")
     pods: tuple[Pod, ...] = ()
     config_maps: tuple[ConfigMap, ...] = ()
     secrets: tuple[Secret, ...] = ()
@@ -72,15 +73,15 @@ class StoredManifests:
         self._written = asyncio.Event()
 
     def load(self) -> dict[str, tuple[ManifestItem, ...]]:
-        """Return the objects from before the restart, in the order of places. Later calls return nothing."""
+        """Return the objects from before the restart, in the order of locations. Later calls return nothing."""
         loaded: dict[str, tuple[ManifestItem, ...]] = {}
         for key in tuple(self._checkpoints.old_keys()):
             encoded = self._checkpoints.take(key) or b""
             self._kept[key] = encoded
             try:
-                stored = msgspec.json.decode(encoded, type=_StoredPlace)
+                stored = msgspec.json.decode(encoded, type=_StoredLocation)
                 if not all(pod.metadata.uid and pod.metadata.name for pod in stored.pods):
-                    # An update with the pods of all places would be refused because of this one.
+                    # An update with the pods of all locations would be refused because of this one.
                     raise ValueError("a pod in it has no UID or no name")
             except UNDECODABLE as error:
                 log.warning("dropped a stored manifest that cannot be decoded: %s", error)
@@ -95,15 +96,17 @@ class StoredManifests:
             if stored.secrets and not self._keep_secrets:  # the option was removed since the last start
                 stored = msgspec.structs.replace(stored, secrets=())
                 self._write(key, msgspec.json.encode(stored))
-            loaded[os.fsdecode(stored.place)] = _items(stored)
+            loaded[os.fsdecode(stored.location)] = _items(stored)
         return dict(sorted(loaded.items()))
 
-    def save(self, by_place: Mapping[str, tuple[ManifestItem, ...]]) -> None:
-        """Store the objects of these places, and drop the checkpoints of all others."""
-        places = {_key(place): self._stored_place(place, items) for place, items in by_place.items() if items}
-        for removed in self._kept.keys() - places.keys():
+    def save(self, by_location: Mapping[str, tuple[ManifestItem, ...]]) -> None:
+        """Store the objects of these locations, and drop the checkpoints of all others."""
+        locations = {
+            _key(location): self._stored_location(location, items) for location, items in by_location.items() if items
+        }
+        for removed in self._kept.keys() - locations.keys():
             self._drop(removed)
-        for key, stored in places.items():
+        for key, stored in locations.items():
             encoded = msgspec.json.encode(stored)
             if self._kept.get(key) != encoded:
                 self._write(key, encoded)
@@ -135,24 +138,24 @@ class StoredManifests:
             self._secret.remove(key)
             self._checkpoints.purge()
 
-    def _stored_place(self, place: str, items: tuple[ManifestItem, ...]) -> _StoredPlace:
+    def _stored_location(self, location: str, items: tuple[ManifestItem, ...]) -> _StoredLocation:
         values = [item.value for item in items]
         secrets = tuple(value for value in values if isinstance(value, Secret))
-        return _StoredPlace(
+        return _StoredLocation(
             node=self._node_name,
-            place=os.fsencode(place),
+            location=os.fsencode(location),
             pods=tuple(value for value in values if isinstance(value, Pod)),
             config_maps=tuple(value for value in values if isinstance(value, ConfigMap)),
             secrets=secrets if self._keep_secrets else (),
         )
 
 
-def _key(place: str) -> str:
-    return hashlib.blake2b(os.fsencode(place), digest_size=16).hexdigest()
+def _key(location: str) -> str:
+    return hashlib.blake2b(os.fsencode(location), digest_size=16).hexdigest()
 
 
-def _items(stored: _StoredPlace) -> tuple[ManifestItem, ...]:
-    place = Document({}, Text("", printable(os.fsdecode(stored.place)), 1))
-    pods = (pod_item(pod, stored.node, place) for pod in stored.pods)
+def _items(stored: _StoredLocation) -> tuple[ManifestItem, ...]:
+    location = Document({}, Text("", printable(os.fsdecode(stored.location)), 1))
+    pods = (pod_item(pod, stored.node, location) for pod in stored.pods)
     objects: tuple[LocalObject, ...] = (*stored.config_maps, *stored.secrets)
-    return (*pods, *(ManifestItem(key_of(each), each, place) for each in objects))
+    return (*pods, *(ManifestItem(key_of(each), each, location) for each in objects))
