@@ -311,7 +311,7 @@ def test_a_volume_in_use_is_never_removed_and_is_logged_once(caplog: pytest.LogC
         await asyncio.sleep(600)
         assert _left_behind(node, uid)
         assert removals == []
-        warnings = [each for each in caplog.records if each.levelno >= logging.WARNING and uid in each.getMessage()]
+        warnings = [each for each in caplog.records if each.levelno >= logging.WARNING and uid in (each.args or ())]
         assert len(warnings) == 1
         node.world.volumes.in_use.clear()
         await node.until(lambda: not _left_behind(node, uid), within=40)

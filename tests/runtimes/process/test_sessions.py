@@ -211,12 +211,11 @@ def test_a_command_gets_sighup_when_its_session_closes() -> None:
     in_runtime(act)
 
 
-def test_a_command_that_ignores_sighup_is_killed_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podkeeper.runtimes.process.keeper.commands.HANG_UP_SECONDS", 0.1)
+def test_a_command_that_ignores_sighup_is_killed_later() -> None:
     loop, ends = Loop(), list[Json]()
     with subprocess.Popen(["nohup", "sleep", "3600"], start_new_session=True, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: b"sleep" in Path(f"/proc/{process.pid}/cmdline").read_bytes()[:6], "it ignores HUP")
-        command = Command(loop, process.pid, 0, ends.append)
+        command = Command(loop, process.pid, 0, ends.append, hang_up_seconds=0.1)
         command.hang_up()
         loop.after(0.3, loop.stop)
         loop.run()

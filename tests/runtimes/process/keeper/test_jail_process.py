@@ -379,16 +379,14 @@ def test_without_namespaces_volumes_are_refused_with_advice() -> None:
         in_keeper(lambda: action(refused))
 
 
-def test_a_start_without_exec_times_out(as_root: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podkeeper.runtimes.process.keeper.jail.START_SECONDS", 0.2)
+def test_a_start_without_exec_times_out(as_root: Machine) -> None:
     fifo = f"{as_root.state}/fifo"
     os.mkfifo(fifo)
 
     def action() -> int:
         with pytest.raises(LaunchError, match="did not execute its program"):
-            run(
-                NamespaceJail(isolation=as_root.isolation), as_root.spec("true", cgroups=(fifo,))
-            )  # blocks until a reader opens it
+            # It blocks until a reader opens the FIFO.
+            run(NamespaceJail(isolation=as_root.isolation, start_seconds=0.2), as_root.spec("true", cgroups=(fifo,)))
         os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # a process that was not killed would continue now
         return os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1])
 

@@ -166,17 +166,14 @@ def test_receive_terminal() -> None:
 
 
 @needs_root
-def test_a_probe_leaves_nothing_behind_where_overlays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    mount = libc.mount
-
+def test_a_probe_leaves_nothing_behind_where_overlays_are_refused() -> None:
     def refuse(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
         if kind == "overlay":
             raise PermissionError(1, "Operation not permitted")
-        mount(source, target, kind, flags, data)
+        libc.mount(source, target, kind, flags, data)
 
-    monkeypatch.setattr(libc, "mount", refuse)
     with state_directory("root") as state:
-        found = in_keeper(lambda: probe(state))
+        found = in_keeper(lambda: probe(state, mount=refuse))
         assert (found.namespaces, found.overlay) == ("full", "")
         assert os.listdir(state) == []
 

@@ -18,9 +18,17 @@ HANG_UP_SECONDS: Final = 10.0  # between SIGHUP and SIGKILL, after the client ha
 
 
 class Command:
-    def __init__(self, loop: Loop, pid: int, timeout_seconds: float, done: Callable[[Json], None]) -> None:
-        """A timeout of 0 means no timeout."""
+    def __init__(
+        self,
+        loop: Loop,
+        pid: int,
+        timeout_seconds: float,
+        done: Callable[[Json], None],
+        hang_up_seconds: float = HANG_UP_SECONDS,
+    ) -> None:
+        """A timeout of 0 means no timeout. `hang_up_seconds` is the time between SIGHUP and SIGKILL."""
         self.pid = pid
+        self._hang_up_seconds = hang_up_seconds
         self._loop = loop
         self._done = done
         self._timed_out = False
@@ -31,10 +39,10 @@ class Command:
         kill.kill_session(self.pid)
 
     def hang_up(self) -> None:
-        """Send SIGHUP because the client is gone. Kill what still runs after HANG_UP_SECONDS."""
+        """Send SIGHUP because the client is gone. Kill what still runs after `hang_up_seconds`."""
         kill.send_group(self.pid, signal.SIGHUP)
         if self._deadline is None:
-            self._deadline = self._loop.after(HANG_UP_SECONDS, self.kill)
+            self._deadline = self._loop.after(self._hang_up_seconds, self.kill)
 
     def reaped(self, status: int) -> None:
         """Report the end of the command after it was reaped."""

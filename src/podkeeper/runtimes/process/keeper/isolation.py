@@ -24,6 +24,7 @@ from podkeeper.linux.idmap import NO_IDS, Ids, enter_user_namespace, subordinate
 from podkeeper.runtimes.process.keeper.cleanup import remove_trees
 
 _Json = dict[str, Any]
+Mount = Callable[..., None]  # as `libc.mount`
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,15 @@ class Isolation:
         return cls(**values)
 
 
-def probe(directory: str) -> Isolation:
-    """Probe this machine. `directory` will hold the containers' files, because not every file system can."""
+def probe(directory: str, mount: Mount = libc.mount) -> Isolation:
+    """Probe this machine. `directory` will hold the containers' files, because not every file system can.
+
+    `mount` mounts overlays and the other file systems of the probe.
+    """
     os.makedirs(directory, exist_ok=True)
     refusals: list[str] = []
     for start in _candidates():
-        found = _in_child(start, directory)
+        found = _in_child(start, directory, mount)
         if "refused" not in found:
             isolation = replace(start, **found)
             return replace(isolation, warnings=tuple(_warnings(isolation, refusals)))
@@ -71,7 +75,7 @@ def _candidates() -> list[Isolation]:
     return [*with_subordinate_ids, Isolation("user")]
 
 
-def _in_child(start: Isolation, directory: str) -> _Json:
+def _in_child(start: Isolation, directory: str, mount: Mount) -> _Json:
     """Probe one combination in a forked child."""
     path = f"{directory}/.probe-{os.getpid()}-{start.namespaces}"
     reader, writer = os.pipe()
@@ -79,7 +83,7 @@ def _in_child(start: Isolation, directory: str) -> _Json:
     if pid == 0:
         found: _Json = {"refused": "the probe was interrupted"}
         try:
-            found = _probe_namespaces(start, path)
+            found = _probe_namespaces(start, path, mount)
         except Exception as error:
             found = {"refused": f"{start.namespaces} namespaces: {error}"}
         finally:
@@ -94,37 +98,37 @@ def _in_child(start: Isolation, directory: str) -> _Json:
     return dict(json.loads(output)) if output else {"refused": f"{start.namespaces} namespaces: the probe was killed"}
 
 
-def _probe_namespaces(start: Isolation, directory: str) -> _Json:
+def _probe_namespaces(start: Isolation, directory: str, mount: Mount) -> _Json:
     """In the child: create the namespaces, then probe what can be mounted in them."""
     if start.namespaces == "user":
         enter_user_namespace(start.uids, start.gids)
     libc.unshare(libc.CLONE_NEWNS | libc.CLONE_NEWIPC | libc.CLONE_NEWUTS)
-    libc.mount(None, "/", None, libc.MS_REC | libc.MS_SLAVE)
+    mount(None, "/", None, libc.MS_REC | libc.MS_SLAVE)
     os.makedirs(f"{directory}/root")
     os.chdir(directory)
-    found: _Json = {"pid": _probe_proc(), "counts": start.namespaces == "user" and _probe_process_count()}
+    found: _Json = {"pid": _probe_proc(mount), "counts": start.namespaces == "user" and _probe_process_count()}
     user = ",userxattr" if start.namespaces == "user" else ""
     for upper in ("disk", "memory"):
         if upper == "memory":
             os.mkdir("memory")
-            libc.mount("tmpfs", "memory", "tmpfs", 0)
+            mount("tmpfs", "memory", "tmpfs", 0)
         for overlay, lower in (("whole", "/"), ("split", _plain_directory())):
             for options in (f",volatile{user}", user):
-                if _succeeds(partial(_probe_overlay, upper, lower, options)):
+                if _succeeds(partial(_probe_overlay, mount, upper, lower, options)):
                     os.chdir("/")
                     remove_trees(directory)
                     return found | {"overlay": overlay, "overlay_options": options, "upper": upper}
     return found
 
 
-def _probe_proc() -> bool:
+def _probe_proc(mount: Mount) -> bool:
     """Return whether a new PID namespace gets its own /proc. It is refused in containers that mask parts of theirs."""
     try:
         pid = libc.clone(libc.CLONE_NEWPID)
     except OSError:
         return False
     if pid == 0:
-        os._exit(0 if _succeeds(lambda: libc.mount("proc", "root", "proc", 0)) else 1)
+        os._exit(0 if _succeeds(lambda: mount("proc", "root", "proc", 0)) else 1)
     worked = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     if worked:
         libc.unmount("root")
@@ -156,11 +160,11 @@ def _probe_process_count() -> bool:
     return False
 
 
-def _probe_overlay(upper: str, lower: str, options: str) -> None:
+def _probe_overlay(mount: Mount, upper: str, lower: str, options: str) -> None:
     base = f"{upper}/{len(os.listdir(upper)) if os.path.isdir(upper) else 0}"
     for name in ("upper", "work"):
         os.makedirs(f"{base}/{name}")
-    libc.mount("overlay", "root", "overlay", 0, f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work{options}")
+    mount("overlay", "root", "overlay", 0, f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work{options}")
     try:
         os.mkdir("root/podkeeper-was-here")
     finally:

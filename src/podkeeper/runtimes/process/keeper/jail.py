@@ -47,12 +47,15 @@ class NamespaceJail:
         host_pid: bool = False,
         host_ipc: bool = False,
         shm: str = "",
+        start_seconds: float = START_SECONDS,
     ) -> None:
         """Create the pod's namespaces. Without `hostname`, use the host's. Without `shm`, each container has its own.
 
-        `shm` is a directory of the host for /dev/shm, created here and deleted by `close`. Raises LaunchError.
+        `shm` is a directory of the host for /dev/shm, created here and deleted by `close`. A process must execute its
+        program within `start_seconds`. Raises LaunchError.
         """
         self._isolation = isolation
+        self._start_seconds = start_seconds
         self._host_pid = host_pid
         self._shm = "/dev/shm" if host_ipc else shm
         self._own_shm = shm if not host_ipc and isolation.namespaces != "none" else ""
@@ -204,9 +207,9 @@ class NamespaceJail:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             os.close(writer)
-        report = _read_report(reader, first)
+        report = _read_report(reader, first, self._start_seconds)
         if "timeout" in report:  # SIGKILL may not end it; then the keeper reaps it later
-            raise LaunchError(f"the process did not execute its program within {START_SECONDS:.0f} s")
+            raise LaunchError(f"the process did not execute its program within {self._start_seconds:g} s")
         pid = first
         if join:
             os.waitpid(first, 0)
@@ -249,9 +252,9 @@ def _fork_sibling(join: str, flags: int, writer: int, run: Callable[[], None]) -
     os._exit(0)
 
 
-def _read_report(reader: int, pid: int) -> dict[str, str]:
+def _read_report(reader: int, pid: int, seconds: float) -> dict[str, str]:
     """Return the report of a child, after its exec or its failure."""
-    report, deadline = b"", time.monotonic() + START_SECONDS
+    report, deadline = b"", time.monotonic() + seconds
     poll = select.poll()
     poll.register(reader, select.POLLIN)
     with os.fdopen(reader, "rb", 0):
