@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, TypeVarTuple
+from weakref import WeakSet
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -93,6 +94,7 @@ class _Due(float):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, which starts at 0."""
 
+    _asyncgens: WeakSet[Any]
     _ready: deque[Any]  # handles
     _timer_cancelled_count: int
     _clock_resolution: float
@@ -139,6 +141,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         due.handle = timer
         heapq.heappush(self._due, due)
         return timer
+
+    def end_tasks(self) -> None:
+        """Cancel all tasks, run the callbacks that are left and close the asynchronous generators."""
+        tasks = asyncio.all_tasks(self)
+        for task in tasks:
+            task.cancel()
+        if tasks or self._ready:
+            self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        if self._asyncgens or self._ready:
+            self.run_until_complete(self.shutdown_asyncgens())
 
     def _run_once(self) -> None:
         """Run one step as asyncio's base class does: all callbacks that are ready, in order.
@@ -210,17 +222,9 @@ def simulate(scenario: Coroutine[Any, Any, T], loop: VirtualLoop | None = None) 
         result = loop.run_until_complete(scenario)
         return result, loop.time()
     finally:
-        _end_tasks(loop)
-        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.end_tasks()
         asyncio.set_event_loop(None)
         loop.close()
-
-
-def _end_tasks(loop: VirtualLoop) -> None:
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
 
 class VirtualClock:
