@@ -120,6 +120,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Run a callback in the next step."""
         if self._closed:
             self._check_closed()
+        return self._call_soon(callback, args, context)
+
+    def _call_soon(self, callback: Callable[..., object], args: Any, context: Context | None) -> asyncio.Handle:
+        """Add a callback. asyncio calls this method for callbacks of other threads."""
         handle = _Handle(callback, args, self, copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
