@@ -12,17 +12,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-from podkeeper.concurrency.threads import in_thread
+from podkeeper.host.file_work import run_file_work
 from podkeeper.model.errors import TryLater
 from podkeeper.model.log_tree import ContainerLogs, LogTree
 from podkeeper.rules.logs.rotation import COMPRESSED, UNFINISHED
-
-T = TypeVar("T")
 
 _REMOVED: Final = ".gone-"
 _BLOCK_BYTES: Final = 2**20
@@ -38,7 +36,7 @@ class HostLogFiles:
 
     async def list_logs(self) -> LogTree:
         """Return all logs."""
-        return await self._run_in_thread(f"list the logs in {self._root}", lambda: _list_logs(self._root))
+        return await run_file_work("log files", f"list the logs in {self._root}", lambda: _list_logs(self._root))
 
     def exists(self, logs: ContainerLogs, name: str) -> bool:
         return os.path.lexists(self._path(logs, name))
@@ -50,20 +48,22 @@ class HostLogFiles:
             for name in names:
                 self._path(logs, name).unlink(missing_ok=True)
 
-        await self._run_in_thread(f"remove old logs of {logs.pod}/{logs.container}", remove)
+        await run_file_work("log files", f"remove old logs of {logs.pod}/{logs.container}", remove)
 
     async def move(self, logs: ContainerLogs, name: str, to: str) -> None:
         """Rename a file. The new name must not exist."""
-        await self._run_in_thread(f"rotate {self._path(logs, name)}", lambda: _move(self._path(logs, name), to))
+        await run_file_work("log files", f"rotate {self._path(logs, name)}", lambda: _move(self._path(logs, name), to))
 
     async def move_back(self, logs: ContainerLogs, name: str, moved_to: str) -> None:
         """Rename a file back, unless a new file has its name."""
         path = self._path(logs, moved_to)
-        await self._run_in_thread(f"undo the rotation of {path}", lambda: _move_back(path, name))
+        await run_file_work("log files", f"undo the rotation of {path}", lambda: _move_back(path, name))
 
     async def compress(self, logs: ContainerLogs, name: str) -> None:
         """Replace a rotated file with a compressed one."""
-        await self._run_in_thread(f"compress {self._path(logs, name)}", lambda: _compress(self._path(logs, name)))
+        await run_file_work(
+            "log files", f"compress {self._path(logs, name)}", lambda: _compress(self._path(logs, name))
+        )
 
     def put_aside(self, pod: str) -> None:
         """Hide the directory of a pod at once by renaming it. `clear` deletes it."""
@@ -81,21 +81,10 @@ class HostLogFiles:
             for path in self._root.glob(f"{_REMOVED}*"):
                 shutil.rmtree(path)
 
-        await self._run_in_thread(f"delete old logs in {self._root}", clear)
+        await run_file_work("log files", f"delete old logs in {self._root}", clear)
 
     def _path(self, logs: ContainerLogs, name: str) -> Path:
         return self._root / logs.pod / logs.container / name
-
-    async def _run_in_thread(self, what: str, work: Callable[[], T]) -> T:
-        try:
-            result = await in_thread(work, "log files")
-        except RuntimeError as error:  # no thread available
-            raise TryLater(f"cannot {what}: {error}") from error
-        if isinstance(result, OSError | EOFError):
-            raise TryLater(f"cannot {what}: {result}") from result
-        if isinstance(result, BaseException):
-            raise result
-        return result
 
 
 def _list_logs(root: Path) -> LogTree:

@@ -5,16 +5,12 @@ counterpart: pkg/kubelet/kuberuntime/legacy.go.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
-from podkeeper.concurrency.threads import in_thread
-from podkeeper.model.errors import TryLater
+from podkeeper.host.file_work import run_file_work
 from podkeeper.rules.logs.symlinks import SUFFIX, LogLink
-
-T = TypeVar("T")
 
 
 class HostLogLinks:
@@ -25,26 +21,21 @@ class HostLogLinks:
 
     async def list_links(self) -> dict[str, bool]:
         """Return all links, and whether they lead to a file."""
-        return await self._run_in_thread("list", lambda: _list_links(self._directory))
+        return await run_file_work(
+            "log links", f"list the log links in {self._directory}", lambda: _list_links(self._directory)
+        )
 
     async def make(self, links: Sequence[LogLink]) -> None:
         """Create links to existing logs. An existing file of the same name stays."""
-        await self._run_in_thread("create", lambda: _make(self._directory, links))
+        await run_file_work(
+            "log links", f"create the log links in {self._directory}", lambda: _make(self._directory, links)
+        )
 
     async def remove(self, names: Sequence[str]) -> None:
         """Remove links. A missing link is no error, and other files stay."""
-        await self._run_in_thread("remove", lambda: _remove(self._directory, names))
-
-    async def _run_in_thread(self, what: str, work: Callable[[], T]) -> T:
-        try:
-            result = await in_thread(work, "log links")
-        except RuntimeError as error:  # no thread available
-            raise TryLater(f"cannot {what} the log links in {self._directory}: {error}") from error
-        if isinstance(result, OSError):
-            raise TryLater(f"cannot {what} the log links in {self._directory}: {result}") from result
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        await run_file_work(
+            "log links", f"remove the log links in {self._directory}", lambda: _remove(self._directory, names)
+        )
 
 
 def _list_links(directory: Path) -> dict[str, bool]:
