@@ -243,7 +243,7 @@ async def _best_limit(floor: Floor, limits: tuple[int, ...]) -> int:
 
 
 @contextmanager
-def _containerd() -> Iterator[tuple[Containerd, Path]]:
+def own_containerd() -> Iterator[tuple[Containerd, Path]]:
     """Start a containerd and create a directory. Remove both at the end."""
     with tempfile.TemporaryDirectory(prefix="podkeeper-bench-", ignore_cleanup_errors=True) as place:
         home, root = Path(place, "c"), Path(place, "p")
@@ -272,7 +272,7 @@ def main(arguments: list[str]) -> int:
         print(f"cannot measure real containers: {reason}", file=sys.stderr)
         return 1
     wanted = QUICK if options.quick else BenchSize(rounds=options.rounds, idle_seconds=options.idle_seconds)
-    with _containerd() as (node, root):
+    with own_containerd() as (node, root):
         bench = Bench(node, root)
         figures = asyncio.run(bench.figures(wanted))
         if wanted.idle_pods:

@@ -32,6 +32,17 @@ def test_the_process_benchmark_prints_every_figure() -> None:
     assert all(value > 0 for name, value in figures.items() if "idle" not in name)
 
 
+def test_the_keeper_benchmark_prints_both_kinds_and_the_shim_or_why_it_is_absent() -> None:
+    done = run("bench.keepers", "--json", "--keepers", "2", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures.pop("shim_absent", None) == missing()
+    expected = {f"{kind}_{figure}" for kind in ("forked", "new") for figure in ("start_ms", "pss_mib")}
+    assert expected <= figures.keys()
+    assert ("shim_pss_mib" in figures) == (missing() is None)
+    assert all(value > 0 for value in figures.values())
+
+
 def test_a_short_torture_succeeds_and_prints_its_seed() -> None:
     done = run("tools.torture", "--rounds", "3", "--seed", "11")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,6 +64,16 @@ def test_the_cri_benchmark_prints_floor_and_podkeeper() -> None:
     assert expected <= figures.keys()
     ratios = {name.removesuffix("_ratio"): value for name, value in figures.items() if name.endswith("_ratio")}
     assert {f"floor_{name}_s" for name in ratios if name.startswith("burst")} <= figures.keys()
+    assert all(value > 0 for value in figures.values())
+
+
+@containers
+def test_the_stream_benchmark_prints_both_clients() -> None:
+    done = run("bench.streams", "--json", "--rounds", "1", "--blocks", "50")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    measured = ("wall_s", "cpu_s", "import_bare_cpu_ms", "import_added_rss_mib")
+    assert {f"{client}_{figure}" for client in ("spdy", "websocket") for figure in measured} <= figures.keys()
     assert all(value > 0 for value in figures.values())
 
 
