@@ -1,4 +1,4 @@
-"""An agent started by `podkeeper run`, and the other commands that query it."""
+"""An agent that `podkeeper run` starts, and the other commands that query it."""
 
 import signal
 import subprocess
@@ -13,17 +13,12 @@ import yaml
 
 from podkeeper.app.local.client import LocalClient, RequestFailed
 from podkeeper.runtimes.process.keeper.cleanup import remove_trees
-from tests.e2e.backends import IMAGE
 from tests.e2e.cli_runtimes import CliRuntime
+from tests.manifests import manifest
 
 TIMEOUT_SECONDS = 30.0
 CALL = [sys.executable, "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')"]
-
-
-def manifest(name: str, container: dict[str, Any], image: str = IMAGE, **more: Any) -> dict[str, Any]:
-    app = {"name": "app", "image": image, **container}
-    spec = {"containers": [app], "terminationGracePeriodSeconds": 1, "restartPolicy": "Always", **more}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+CONFIGURATION = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
 
 
 def until(holds: Callable[[], object], what: str) -> None:
@@ -33,12 +28,11 @@ def until(holds: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-class AgentProcess:
-    """A running agent. Without `process` it was started elsewhere and can only be queried."""
+class AgentClient:
+    """Commands and queries for the agent of a state directory."""
 
-    def __init__(self, root: Path, process: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self._process = process
 
     def argv(self, command: str, *arguments: str) -> list[str]:
         return [*CALL, command, "--root", str(self.root), *arguments]
@@ -47,6 +41,13 @@ class AgentProcess:
         """Run a command without a terminal."""
         argv = self.argv(command, *arguments)
         return subprocess.run(argv, input=stdin, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
+
+    def pods(self) -> list[dict[str, Any]] | None:
+        """Return all pods, or None while the agent does not answer."""
+        try:
+            return list(LocalClient(self.root / "podkeeper.sock").get("pods")["items"])
+        except RequestFailed:
+            return None
 
     def container(self, pod: str) -> dict[str, Any]:
         """Return the status of a pod's container, or {} if there is none yet."""
@@ -59,15 +60,62 @@ class AgentProcess:
     def restarts(self, pod: str) -> int:
         return int(self.container(pod).get("restartCount", 0))
 
-    def interrupt(self) -> int:
-        """Send SIGINT (Ctrl-C) and return the agent's exit status."""
+
+class AgentProcess(AgentClient):
+    """The agent of one directory. `start` runs another process on the state that the previous one left.
+
+    `config` has fields of a KubeletConfiguration.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        runtime: CliRuntime,
+        *,
+        manifests: Path | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(directory / "state")
+        self.directory = directory
+        self.runtime = runtime
+        self.manifests = manifests or directory / "manifests"
+        self.manifests.mkdir(exist_ok=True)
+        self._output = directory / "output"
+        self._arguments = [*runtime.arguments]
+        self._process: subprocess.Popen[bytes] | None = None
+        if config is not None:
+            (directory / "config.yaml").write_text(yaml.safe_dump({**CONFIGURATION, **config}))
+            self._arguments += ["--config", str(directory / "config.yaml")]
+
+    def write(self, name: str, *documents: Mapping[str, Any]) -> None:
+        """Write a file of manifests."""
+        (self.manifests / f"{name}.yaml").write_text(yaml.safe_dump_all(map(dict, documents)))
+
+    def start(self) -> None:
+        argv = self.argv("run", str(self.manifests), "--node-name", "n1", *self._arguments)
+        with self._output.open("ab") as out, self.runtime.in_network():
+            self._process = subprocess.Popen(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal to the agent and return its exit status."""
         assert self._process is not None
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(TIMEOUT_SECONDS)
+        self._process.send_signal(number)
+        return self._process.wait(TIMEOUT_SECONDS)
+
+    def kill(self) -> None:
+        """Kill the agent if it runs. Its pods keep running."""
+        if self._process is not None:
             self._process.kill()
-        return self._process.wait()
+            self._process.wait()
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        """Wait for a condition. Fail with the output of the agent."""
+        end = time.monotonic() + TIMEOUT_SECONDS
+        while not holds():
+            assert time.monotonic() < end, (
+                f"not within {TIMEOUT_SECONDS:g} s: {what}\n{self._output.read_text()[-4000:]}"
+            )
+            time.sleep(0.02)
 
 
 @contextmanager
@@ -75,23 +123,32 @@ def agent_with_pods(
     directory: Path, runtime: CliRuntime, containers: Mapping[str, dict[str, Any]], **spec: Any
 ) -> Iterator[AgentProcess]:
     """Run an agent as the user of the tests. Each container becomes one pod; `spec` has more fields of its spec."""
-    (directory / "manifests").mkdir()
-    pods = [manifest(name, container, runtime.image, **spec) for name, container in containers.items()]
-    (directory / "manifests" / "pods.yaml").write_text(yaml.safe_dump_all(pods))
-    with agent_with_manifests(directory, runtime, directory / "manifests") as agent:
+    agent = AgentProcess(directory, runtime)
+    agent.write(
+        "pods",
+        *(manifest(name, {"image": runtime.image, **container}, **spec) for name, container in containers.items()),
+    )
+    with _running(agent):
         yield agent
 
 
 @contextmanager
 def agent_with_manifests(directory: Path, runtime: CliRuntime, folder: Path) -> Iterator[AgentProcess]:
     """Run an agent as the user of the tests, on an existing folder of manifests."""
-    argv = [*CALL, "run", str(folder), "--root", str(directory / "state"), "--node-name", "n1", *runtime.arguments]
-    with (directory / "output").open("wb") as out, runtime.in_network():
-        process = subprocess.Popen(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    agent = AgentProcess(directory / "state", process)
-    try:
+    agent = AgentProcess(directory, runtime, manifests=folder)
+    with _running(agent):
         yield agent
+
+
+@contextmanager
+def _running(agent: AgentProcess) -> Iterator[None]:
+    """Run an agent, then stop it and its pods, and remove its files."""
+    agent.start()
+    try:
+        yield
     finally:
-        agent.interrupt()
-        runtime.remove(agent.root)
-        remove_trees(str(directory))
+        with suppress(subprocess.TimeoutExpired):
+            agent.end(signal.SIGINT)
+        agent.kill()
+        agent.runtime.remove(agent.root)
+        remove_trees(str(agent.directory))

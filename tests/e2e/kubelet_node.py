@@ -31,12 +31,38 @@ from podkeeper.app.local.client import LocalClient, RequestFailed
 from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport
+from tests.manifests import manifest
 from tests.runtimes.cri.containerd import Containerd, remove_cgroups
 
 TIMEOUT_SECONDS = 60.0
 PORT = 10255
 NODE = "n1"
 _CGROUPS = Path("/sys/fs/cgroup")
+
+
+# Settings that the kubelet needs without an API server. It must not evict pods of the tests, nor remove their images.
+STANDALONE: Mapping[str, Any] = {
+    "failCgroupV1": False,
+    "failSwapOn": False,
+    "enforceNodeAllocatable": [],
+    "readOnlyPort": PORT,
+    "address": "127.0.0.1",
+    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
+    "imageGCHighThresholdPercent": 100,
+    "evictionHard": {"memory.available": "1Mi"},
+    "fileCheckFrequency": "1s",
+}
+
+
+def kubelet_configuration(containerd: Containerd, **settings: Any) -> dict[str, Any]:
+    """Return a KubeletConfiguration for a containerd."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": f"unix://{containerd.socket}",
+        **settings,
+    }
 
 
 def kubelet_program() -> str | None:
@@ -85,9 +111,8 @@ class HandoverNode:
         self._config.write_text(yaml.safe_dump(self._configuration()))
 
     def write(self, name: str, **spec: Any) -> None:
-        metadata = {"name": name, "uid": str(uuid4()), "namespace": "default"}
-        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        (self._manifests / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
+        document = {**manifest(name, metadata={"uid": str(uuid4()), "namespace": "default"}), "spec": spec}
+        (self._manifests / f"{name}.yaml").write_text(yaml.safe_dump(document))
 
     def remove_manifest(self, name: str) -> None:
         (self._manifests / f"{name}.yaml").unlink()
@@ -177,25 +202,14 @@ class HandoverNode:
         return (self._directory / "output").read_text(errors="replace")
 
     def _configuration(self) -> dict[str, Any]:
-        return {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "staticPodPath": str(self._manifests),
-            "containerRuntimeEndpoint": f"unix://{self._containerd.socket}",
-            "podLogsDir": str(self._directory / "logs"),
-            "cgroupRoot": self.cgroup_root,
-            "cgroupDriver": "cgroupfs",
-            "failCgroupV1": False,
-            "failSwapOn": False,
-            "enforceNodeAllocatable": [],
-            "readOnlyPort": PORT,
-            "address": "127.0.0.1",
-            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
-            "authorization": {"mode": "AlwaysAllow"},
-            "imageGCHighThresholdPercent": 100,
-            "evictionHard": {"memory.available": "1Mi"},
-            "fileCheckFrequency": "1s",
-        }
+        return kubelet_configuration(
+            self._containerd,
+            staticPodPath=str(self._manifests),
+            podLogsDir=str(self._directory / "logs"),
+            cgroupRoot=self.cgroup_root,
+            cgroupDriver="cgroupfs",
+            **STANDALONE,
+        )
 
     def _make_cgroups(self) -> None:
         """Create the cgroup root that both expect."""

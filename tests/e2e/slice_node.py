@@ -26,8 +26,9 @@ import yaml
 from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport
-from tests.e2e.kubelet_node import NODE, PORT, kubelet_program, reported_pods
+from tests.e2e.kubelet_node import NODE, STANDALONE, kubelet_configuration, kubelet_program, reported_pods
 from tests.host.booted import BootedSystemd, booted
+from tests.manifests import manifest
 from tests.runtimes.cri.containerd import LOCAL_IMAGE, Containerd
 
 TIMEOUT_SECONDS = 60.0
@@ -83,19 +84,12 @@ class SliceNode:
             each.mkdir()
         self._agent: subprocess.Popen[bytes] | None = None
         self._is_ours = True
-        self._configuration = {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "cgroupRoot": "/",
-            "podLogsDir": str(systemd.root / "logs"),
-            "containerRuntimeEndpoint": f"unix://{containerd.socket}",
-        }
+        self._configuration = kubelet_configuration(containerd, cgroupRoot="/", podLogsDir=str(systemd.root / "logs"))
 
     def write(self, name: str, resources: Mapping[str, Any]) -> str:
         """Write the manifest of a pod that records each start. Return its UID."""
         uid = str(uuid4())
         container = {
-            "name": "app",
             "image": LOCAL_IMAGE,
             "imagePullPolicy": "IfNotPresent",
             "command": ["sh", "-c", SERVES],
@@ -103,14 +97,14 @@ class SliceNode:
             "resources": resources,
             "volumeMounts": [{"name": "ledger", "mountPath": "/ledger"}],
         }
-        spec = {
-            "terminationGracePeriodSeconds": 5,
-            "containers": [container],
-            "volumes": [{"name": "ledger", "hostPath": {"path": str(self._ledger)}}],
-        }
-        metadata = {"name": name, "namespace": "default", "uid": uid}
-        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        (self._manifests / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
+        document = manifest(
+            name,
+            container,
+            metadata={"namespace": "default", "uid": uid},
+            terminationGracePeriodSeconds=5,
+            volumes=[{"name": "ledger", "hostPath": {"path": str(self._ledger)}}],
+        )
+        (self._manifests / f"{name}.yaml").write_text(yaml.safe_dump(document))
         return uid
 
     def remove_manifest(self, name: str) -> None:
@@ -144,17 +138,8 @@ class SliceNode:
             "cgroupDriver": "systemd",  # this containerd is too old to report it
             "staticPodPath": str(self._manifests),
             "volumePluginDir": str(self.systemd.root / "plugins"),
-            "failCgroupV1": False,
-            "failSwapOn": False,
-            "enforceNodeAllocatable": [],
             "featureGates": {"KubeletInUserNamespace": True},  # it cannot change sysctls here
-            "readOnlyPort": PORT,
-            "address": "127.0.0.1",
-            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
-            "authorization": {"mode": "AlwaysAllow"},
-            "imageGCHighThresholdPercent": 100,
-            "evictionHard": {"memory.available": "1Mi"},
-            "fileCheckFrequency": "1s",
+            **STANDALONE,
         }
 
     def _configured(self, **more: Any) -> str:

@@ -1,5 +1,6 @@
 """The pods of `examples-containers/`, run on a real containerd with the commands of `docs/containers.md`."""
 
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -52,5 +53,5 @@ def test_the_examples_run_as_documented(
         with containerd.in_network(), urllib.request.urlopen(f"http://{address}:8080/", timeout=10) as answer:
             assert answer.read() == b"hello from a container\n"
         assert b"CrashLoopBackOff" in agent.call("ps").stdout
-        assert agent.interrupt() == 0
+        assert agent.end(signal.SIGINT) == 0
         assert runtime.left(agent.root) == []

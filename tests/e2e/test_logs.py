@@ -8,29 +8,25 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
-import yaml
 
-from podkeeper.app.local.client import LocalClient, RequestFailed
 from podkeeper.rules.logs.rotation import parts_of
-from tests.e2e.cli_runtimes import CliRuntime, cli_runtime
+from tests.e2e.agent_process import TIMEOUT_SECONDS, AgentProcess
+from tests.e2e.cli_runtimes import cli_runtime
 from tests.e2e.runtime_kinds import AND_CRIO, CONTAINERD, PROCESS
+from tests.manifests import manifest
 from tests.runtimes.process.harness import keepers_of
 from tools.torture_seen import cgroups_of
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_SECONDS = 30.0
-CALL = "from podkeeper.app.cli import main; main(prog_name='podkeeper')"
 LIVE = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
 
 
@@ -40,46 +36,18 @@ def count(lines: int, pause_every: int = 50) -> str:
     return f"i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); {pause}; done"
 
 
-class Machine:
-    """An agent started by `podkeeper run`."""
-
-    def __init__(self, place: Path, runtime: CliRuntime, **config: object) -> None:
-        self._runtime = runtime
-        self.root = place / "r"
-        self.manifests = place / "m"
-        self.manifests.mkdir()
-        self.client = LocalClient(self.root / "podkeeper.sock")
-        self._place = place
-        self._config = place / "config.yaml"
-        kind = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
-        self._config.write_text(yaml.safe_dump({**kind, **config}))
-        self.agent: subprocess.Popen[bytes]
-
-    def start(self) -> None:
-        with (self._place / "out").open("ab") as out, self._runtime.in_network():
-            arguments = ("--root", str(self.root), "--node-name", "n1", "--config", str(self._config))
-            call = (sys.executable, "-c", CALL, "run", str(self.manifests), *arguments, *self._runtime.arguments)
-            self.agent = subprocess.Popen(call, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-
-    def kill(self) -> None:
-        self.agent.kill()
-        self.agent.wait()
+class Machine(AgentProcess):
+    """An agent, and the logs of its pods."""
 
     def interrupt(self) -> None:
         """Send SIGINT (Ctrl-C): the pods are stopped, and the agent exits."""
-        self.agent.send_signal(signal.SIGINT)
-        assert self.agent.wait(TIMEOUT_SECONDS) == 0
+        assert self.end(signal.SIGINT) == 0
 
-    def write(self, name: str, script: str, **spec: Any) -> None:
+    def write_pod(self, name: str, script: str) -> None:
         annotations = {"podkeeper.io/restart-backoff-initial": "1s", "podkeeper.io/restart-backoff-maximum": "1s"}
-        container = {"name": "app", "image": self._runtime.image, "command": ["sh", "-c", script]}
-        manifest = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "annotations": annotations},
-            "spec": {"containers": [container], "terminationGracePeriodSeconds": 2, **spec},
-        }
-        (self.manifests / f"{name}.yaml").write_text(yaml.safe_dump(manifest))
+        app = {"image": self.runtime.image, "command": ["sh", "-c", script]}
+        metadata = {"annotations": annotations}
+        self.write(name, manifest(name, app, metadata=metadata, terminationGracePeriodSeconds=2))
 
     def logs(self, name: str) -> Path | None:
         """Return the log directory of a pod."""
@@ -112,48 +80,26 @@ class Machine:
 
     def show(self, *arguments: str) -> list[str]:
         """Return the output of `podkeeper logs`."""
-        return subprocess.run(self.logs_command(*arguments), capture_output=True, text=True).stdout.splitlines()
+        return self.call("logs", *arguments).stdout.decode().splitlines()
 
-    def logs_command(self, *arguments: str) -> list[str]:
-        socket = str(self.root / "podkeeper.sock")
-        return [sys.executable, "-c", CALL, "logs", "--socket", socket, *arguments]
-
-    def status(self, name: str) -> dict[str, Any]:
-        """Return the status of a pod's container, or {} if there is none or the agent does not answer."""
-        with suppress(RequestFailed, KeyError, IndexError):
-            found: dict[str, Any] = self.client.get("pods", "default", f"{name}-n1")["status"]["containerStatuses"][0]
-            return found
-        return {}
-
-    def restarts(self, name: str) -> int:
+    def restarts(self, pod: str) -> int:
         """Return the restart count of a pod's container. Wait until the agent reports it."""
-        self.until(lambda: self.status(name), f"{name} has a status")
-        return int(self.status(name)["restartCount"])
-
-    def answers(self) -> bool:
-        with suppress(RequestFailed):
-            return bool(self.client.get("pods"))
-        return False
-
-    def until(self, holds: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + TIMEOUT_SECONDS
-        while not holds():
-            assert time.monotonic() < end, f"never: {what}\n{(self._place / 'out').read_text()[-4000:]}"
-            time.sleep(0.02)
+        self.until(lambda: self.container(pod), f"{pod} has a status")
+        return int(self.container(pod)["restartCount"])
 
     def close(self) -> None:
         """Stop everything and check that nothing is left."""
         for path in self.manifests.iterdir():
             path.unlink()
         with suppress(AssertionError, subprocess.TimeoutExpired):
-            self.until(self.answers, "the agent answers")  # it installs its signal handlers before
+            self.until(lambda: self.pods() is not None, "the agent answers")  # it installs its signal handlers before
             self.until(lambda: not any(map(_is_of_pod, cgroups_of(self.root))), "the pods are gone")
             self.interrupt()
         self.kill()
-        left = self._runtime.left(self.root)
-        self._runtime.remove(self.root)
+        left = self.runtime.left(self.root)
+        self.runtime.remove(self.root)
         end = time.monotonic() + TIMEOUT_SECONDS
-        while self._runtime.left(self.root) and time.monotonic() < end:
+        while self.runtime.left(self.root) and time.monotonic() < end:
             time.sleep(0.02)
         groups = cgroups_of(self.root)
         for group in sorted(groups, key=len, reverse=True):
@@ -175,7 +121,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     """Run an agent with the configuration of the test."""
     with TemporaryDirectory(prefix="podkeeper-test-") as place:  # socket paths must be short
         kind, config = request.param
-        made = Machine(Path(place), cli_runtime(request, kind), **config)
+        made = Machine(Path(place), cli_runtime(request, kind), config=config)
         made.start()
         try:
             yield made
@@ -193,11 +139,11 @@ def configured(
 @configured("16Ki", 6)
 def test_logs_are_followed_across_rotations(machine: Machine) -> None:
     lines = [f"line {number}" for number in range(12_000)]
-    machine.write("chatty", f"sleep 0.5; {count(len(lines))}; {LIVE}")
-    machine.until(lambda: "running" in machine.status("chatty").get("state", {}), "chatty runs")
+    machine.write_pod("chatty", f"sleep 0.5; {count(len(lines))}; {LIVE}")
+    machine.until(lambda: "running" in machine.container("chatty").get("state", {}), "chatty runs")
     most = 0
     with TemporaryDirectory(prefix="podkeeper-test-") as place, Path(place, "captured").open("w+") as captured:
-        following = subprocess.Popen(machine.logs_command("-f", "chatty"), stdout=captured)
+        following = subprocess.Popen(machine.argv("logs", "-f", "chatty"), stdout=captured)
         try:
             end = time.monotonic() + TIMEOUT_SECONDS
             while not (output := Path(captured.name).read_text()).endswith(f"{lines[-1]}\n"):
@@ -224,7 +170,7 @@ def test_logs_are_followed_across_rotations(machine: Machine) -> None:
 
 @configured("16Ki", 100)
 def test_the_previous_log_is_complete_and_older_ones_are_removed(machine: Machine) -> None:
-    machine.write("crash", f"{count(2_000)}; exit 1")
+    machine.write_pod("crash", f"{count(2_000)}; exit 1")
     machine.until(lambda: machine.restarts("crash") >= 3, "it has crashed three times")
 
     def are_two_kept() -> bool:
@@ -242,7 +188,7 @@ def test_the_logs_of_a_removed_pod_are_removed(machine: Machine) -> None:
         return machine.files(name) == ["0.log"]
 
     for name in ("gone", "kept"):
-        machine.write(name, f"echo hello; {LIVE}")
+        machine.write_pod(name, f"echo hello; {LIVE}")
         machine.until(partial(has_a_log, name), f"{name} has a log")
     unrelated = machine.root / "logs" / "not-a-pod"
     unrelated.mkdir()
@@ -254,7 +200,7 @@ def test_the_logs_of_a_removed_pod_are_removed(machine: Machine) -> None:
 
 @configured("10Mi", 5)
 def test_logs_of_pods_removed_while_no_agent_ran_are_removed(machine: Machine) -> None:
-    machine.write("gone", f"echo hello; {LIVE}")
+    machine.write_pod("gone", f"echo hello; {LIVE}")
     machine.until(lambda: machine.files("gone") == ["0.log"], "it has a log")
     machine.kill()
     (machine.manifests / "gone.yaml").unlink()
@@ -264,7 +210,7 @@ def test_logs_of_pods_removed_while_no_agent_ran_are_removed(machine: Machine) -
 
 @configured("10Mi", 5, "1h")
 def test_a_pod_started_again_after_a_stop_has_a_new_log(machine: Machine) -> None:
-    machine.write("web", f"cat /proc/sys/kernel/random/uuid; {LIVE}")
+    machine.write_pod("web", f"cat /proc/sys/kernel/random/uuid; {LIVE}")
     machine.until(lambda: machine.files("web") and machine.disk("web"), "it has a log")
     first = machine.disk("web")
     machine.interrupt()
@@ -276,7 +222,7 @@ def test_a_pod_started_again_after_a_stop_has_a_new_log(machine: Machine) -> Non
 
 @configured("4Ki", 5, kinds=[PROCESS])  # CRI runtimes write the logs themselves and cannot be paused
 def test_a_kill_between_two_steps_of_a_rotation_loses_no_lines(machine: Machine) -> None:
-    machine.write("web", f"echo first; {LIVE}")
+    machine.write_pod("web", f"echo first; {LIVE}")
     machine.until(lambda: machine.files("web") and machine.disk("web") == ["first"], "it has a log")
     directory, (keeper,) = machine.logs("web"), keepers_of(str(machine.root / "runtime")).values()
     assert directory is not None
@@ -299,8 +245,8 @@ def test_a_kill_between_two_steps_of_a_rotation_loses_no_lines(machine: Machine)
 def test_kills_during_rotations_lose_no_lines(machine: Machine, seed: int) -> None:
     rng = random.Random(seed)
     lines = [f"line {number}" for number in range(12_000)]
-    machine.write("chatty", f"{count(len(lines), pause_every=20)}; {LIVE}")
-    machine.until(lambda: "running" in machine.status("chatty").get("state", {}), "chatty runs")
+    machine.write_pod("chatty", f"{count(len(lines), pause_every=20)}; {LIVE}")
+    machine.until(lambda: "running" in machine.container("chatty").get("state", {}), "chatty runs")
 
     def is_written() -> bool:
         return machine.disk("chatty")[-1:] == lines[-1:]

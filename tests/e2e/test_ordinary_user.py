@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.machine import HAS_OTHER_USERS
 from tests.e2e.scripts import LINGER, sh
 from tests.e2e.unprivileged_user import UnprivilegedUser, unprivileged_user
+from tests.manifests import manifest
 
 pytestmark = pytest.mark.slow
 
@@ -30,13 +31,6 @@ def eve() -> Iterator[UnprivilegedUser]:
     """An ordinary user with subordinate ids."""
     with unprivileged_user(has_subordinates=True) as user:
         yield user
-
-
-def pod(name: str, container: Mapping[str, Any], **spec: Any) -> dict[str, Any]:
-    """Return the manifest of a pod with one container `app`."""
-    spec.setdefault("terminationGracePeriodSeconds", 5)
-    app = {"name": "app", "image": "host", **container}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [app], **spec}}
 
 
 def config_object(kind: str, name: str, **data: str) -> dict[str, Any]:
@@ -71,7 +65,12 @@ def test_files_volumes_logs_and_commands_work_and_nothing_is_left(user: Unprivil
         "web",
         config_object("ConfigMap", "settings", colour="green "),
         config_object("Secret", "door", key="sesame"),
-        pod("web", {**sh(script), **mounts, "readinessProbe": probe}, volumes=[*VOLUMES, host]),
+        manifest(
+            "web",
+            {**sh(script), **mounts, "readinessProbe": probe},
+            volumes=[*VOLUMES, host],
+            terminationGracePeriodSeconds=5,
+        ),
     )
     user.start()
     user.until(lambda: user.is_ready("web"), "web is ready")
@@ -96,7 +95,7 @@ def test_a_restarted_agent_adopts_the_same_processes(user: UnprivilegedUser) -> 
     def sleeper() -> list[int]:
         return [pid for pid, command in user.processes().items() if command == f"sleep {NAP}"]
 
-    user.write("web", pod("web", {"command": ["sleep", NAP]}, terminationGracePeriodSeconds=1))
+    user.write("web", manifest("web", {"command": ["sleep", NAP]}, terminationGracePeriodSeconds=1))
     user.start()
     user.until(lambda: user.is_ready("web"), "web is ready")
     before = sleeper()
@@ -113,7 +112,9 @@ def test_a_restarted_agent_adopts_the_same_processes(user: UnprivilegedUser) -> 
 def test_a_job_that_failed_while_no_agent_ran_is_reported_with_its_exit_code(user: UnprivilegedUser) -> None:
     script = "until test -e /home-of-user/go; do sleep 0.02; done; exit 9"
     host = {"name": "host", "hostPath": {"path": str(user.home)}}
-    user.write("job", pod("job", {**sh(script), **at(host="/home-of-user")}, volumes=[host], restartPolicy="Never"))
+    user.write(
+        "job", manifest("job", {**sh(script), **at(host="/home-of-user")}, volumes=[host], restartPolicy="Never")
+    )
     user.start("--once")
     user.until(lambda: user.status("job").get("phase") == "Running", "the job runs")
     user.end(signal.SIGKILL)
@@ -127,7 +128,7 @@ def test_a_job_that_failed_while_no_agent_ran_is_reported_with_its_exit_code(use
 def test_run_as_user_without_subordinate_ids_fails_with_instructions(user: UnprivilegedUser) -> None:
     if os.geteuid() != 0 and HAS_OTHER_USERS:
         pytest.skip("the user of the tests has subordinate ids")
-    user.write("web", pod("web", {"command": ["id"]}, securityContext={"runAsUser": 1234}, restartPolicy="Never"))
+    user.write("web", manifest("web", {"command": ["id"]}, securityContext={"runAsUser": 1234}, restartPolicy="Never"))
     user.start()
     user.until(lambda: user.status("web").get("phase") == "Failed", "web fails")
     end = user.status("web")["containerStatuses"][0]["state"]["terminated"]
@@ -145,7 +146,7 @@ def test_with_subordinate_ids_containers_run_as_other_users_and_leave_nothing(ev
     eve.write(
         "web",
         config_object("Secret", "door", key="sesame"),
-        pod(
+        manifest(
             "web",
             {**sh(script), **mounts},
             securityContext=context,

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.agent_process import TIMEOUT_SECONDS, AgentProcess, agent_with_pods, manifest, until
+from tests.e2e.agent_process import TIMEOUT_SECONDS, AgentClient, agent_with_pods, until
 from tests.e2e.cli_runtimes import cli_runtime
 from tests.e2e.runtime_kinds import AND_CRIO, CONTAINERD, PROCESS
 from tests.e2e.unprivileged_user import unprivileged_user
+from tests.manifests import manifest
 from tests.runtimes.process.harness import running
 from tests.signals import usual_signals
 
@@ -49,7 +50,7 @@ def until_awake(nap: str) -> None:
 
 
 @pytest.fixture(scope="module", params=["root", "user", CONTAINERD, *AND_CRIO])
-def agent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+def agent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentClient]:
     """Run an agent and wait for all pods."""
     if request.param != "user":
         if os.geteuid() != 0:
@@ -63,7 +64,7 @@ def agent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         user.write("pods", *(manifest(*each) for each in PODS.items()))
         user.start()
         user.until(lambda: all(user.is_ready(name) for name in PODS), "all pods run")
-        yield AgentProcess(user.root)
+        yield AgentClient(user.root)
         user.end(signal.SIGINT)
 
 
@@ -133,7 +134,7 @@ class Terminal:
 
 
 @contextmanager
-def at(agent: AgentProcess, command: str, *arguments: str, rows: int = 24, columns: int = 80) -> Iterator[Terminal]:
+def at(agent: AgentClient, command: str, *arguments: str, rows: int = 24, columns: int = 80) -> Iterator[Terminal]:
     terminal = Terminal(agent.argv(command, *arguments), rows, columns)
     try:
         yield terminal
@@ -148,7 +149,7 @@ process_runtime_only = pytest.mark.parametrize("agent", ["root", "user"], indire
 # ---- exec ----
 
 
-def test_exec_provides_a_terminal_with_job_control(agent: AgentProcess) -> None:
+def test_exec_provides_a_terminal_with_job_control(agent: AgentClient) -> None:
     with at(agent, "exec", "-it", "box", "--", "sh") as terminal:
         terminal.see(rb"[#$] ")
         terminal.type(b"tty; test -t 0 && test -t 1 && test -t 2 && echo re''al; echo TERM=$TERM\n")
@@ -160,7 +161,7 @@ def test_exec_provides_a_terminal_with_job_control(agent: AgentProcess) -> None:
         assert terminal.is_restored()
 
 
-def test_exec_forwards_the_terminal_size_and_its_changes(agent: AgentProcess) -> None:
+def test_exec_forwards_the_terminal_size_and_its_changes(agent: AgentClient) -> None:
     script = "trap 'stty size' WINCH; stty size; while :; do sleep 0.05; done"
     with at(agent, "exec", "-it", "box", "--", "sh", "-c", script, rows=41, columns=101) as terminal:
         terminal.see(rb"41 101\r\n")
@@ -170,7 +171,7 @@ def test_exec_forwards_the_terminal_size_and_its_changes(agent: AgentProcess) ->
         assert terminal.wait() == 130
 
 
-def test_ctrl_c_reaches_the_foreground_process(agent: AgentProcess) -> None:
+def test_ctrl_c_reaches_the_foreground_process(agent: AgentClient) -> None:
     with at(agent, "exec", "-it", "box", "--", "sh") as terminal:
         terminal.see(rb"[#$] ")
         terminal.type(f"sleep {NAP}1\n".encode())
@@ -184,7 +185,7 @@ def test_ctrl_c_reaches_the_foreground_process(agent: AgentProcess) -> None:
 
 
 @process_runtime_only
-def test_the_command_ends_when_the_exec_client_ends(agent: AgentProcess) -> None:
+def test_the_command_ends_when_the_exec_client_ends(agent: AgentClient) -> None:
     for number, end in enumerate((signal.SIGKILL, signal.SIGHUP, signal.SIGTERM)):
         nap = f"{NAP}2{number}"
         with at(agent, "exec", "-it", "box", "--", "sh") as terminal:
@@ -200,7 +201,7 @@ def test_the_command_ends_when_the_exec_client_ends(agent: AgentProcess) -> None
 @process_runtime_only
 @pytest.mark.parametrize("arguments", [(), ("-i",)], ids=["without input", "with more input than is read"])
 def test_without_a_terminal_the_command_ends_when_the_exec_client_ends(
-    agent: AgentProcess, arguments: tuple[str, ...]
+    agent: AgentClient, arguments: tuple[str, ...]
 ) -> None:
     nap = f"{NAP}3"
     reading, writing = os.pipe()
@@ -220,7 +221,7 @@ def test_without_a_terminal_the_command_ends_when_the_exec_client_ends(
     until_awake(nap)
 
 
-def test_exec_transfers_all_input_and_separate_output_streams(agent: AgentProcess) -> None:
+def test_exec_transfers_all_input_and_separate_output_streams(agent: AgentClient) -> None:
     stdin = os.urandom(3_000_000)
     echoed = agent.call("exec", "-i", "box", "--", "sh", "-c", "cat; echo done >&2; exit 7", stdin=stdin)
     assert (echoed.returncode, echoed.stdout == stdin, echoed.stderr) == (7, True, b"done\n")
@@ -230,7 +231,7 @@ def test_exec_transfers_all_input_and_separate_output_streams(agent: AgentProces
     assert (closed.returncode, closed.stdout) == (0, b"")
 
 
-def test_exec_with_a_pipe_has_no_terminal(agent: AgentProcess) -> None:
+def test_exec_with_a_pipe_has_no_terminal(agent: AgentClient) -> None:
     result = agent.call("exec", "-it", "box", "--", "sh", "-c", "test -t 0 || cat", stdin=b"words")
     assert (result.returncode, result.stdout) == (0, b"words")
     assert result.stderr.startswith(b"Unable to use a TTY - input is not a terminal")
@@ -241,11 +242,11 @@ def test_exec_with_a_pipe_has_no_terminal(agent: AgentProcess) -> None:
 SECOND_ATTACH = "with CRI-O 1.33 and conmon 2.1.6, a second client receives no output"
 
 
-def is_crio(agent: AgentProcess) -> bool:
+def is_crio(agent: AgentClient) -> bool:
     return str(agent.container("shell").get("containerID", "")).startswith("cri-o://")
 
 
-def test_an_attached_shell_continues_after_the_client_ends(agent: AgentProcess) -> None:
+def test_an_attached_shell_continues_after_the_client_ends(agent: AgentClient) -> None:
     if is_crio(agent):
         pytest.skip(SECOND_ATTACH)
     before = agent.container("shell")["containerID"]
@@ -273,7 +274,7 @@ def test_an_attached_shell_continues_after_the_client_ends(agent: AgentProcess) 
     assert (agent.container("shell")["containerID"], agent.restarts("shell")) == (before, 0)
 
 
-def test_attach_ends_with_the_shell(agent: AgentProcess) -> None:
+def test_attach_ends_with_the_shell(agent: AgentClient) -> None:
     restarts = agent.restarts("shell")
     with at(agent, "attach", "-it", "shell") as terminal:
         terminal.type(b"exit\n")
@@ -282,7 +283,7 @@ def test_attach_ends_with_the_shell(agent: AgentProcess) -> None:
     until(lambda: agent.restarts("shell") == restarts + 1 and agent.container("shell").get("ready"), "a new shell runs")
 
 
-def test_stdin_stays_open_between_attach_clients(agent: AgentProcess) -> None:
+def test_stdin_stays_open_between_attach_clients(agent: AgentClient) -> None:
     if is_crio(agent):
         pytest.skip(SECOND_ATTACH)
     with at(agent, "attach", "reader") as viewer:
@@ -293,7 +294,7 @@ def test_stdin_stays_open_between_attach_clients(agent: AgentProcess) -> None:
     assert agent.restarts("reader") == 0
 
 
-def test_stdin_once_closes_after_the_first_client(agent: AgentProcess) -> None:
+def test_stdin_once_closes_after_the_first_client(agent: AgentClient) -> None:
     restarts = agent.restarts("once")
     assert agent.call("attach", "-i", "once", stdin=b"words\n").stdout == b"words\nover\n"
     until(
@@ -301,7 +302,7 @@ def test_stdin_once_closes_after_the_first_client(agent: AgentProcess) -> None:
     )
 
 
-def test_attach_to_a_container_without_stdin_shows_its_output(agent: AgentProcess) -> None:
+def test_attach_to_a_container_without_stdin_shows_its_output(agent: AgentClient) -> None:
     with at(agent, "attach", "-it", "silent") as terminal:
         terminal.see(rb"Unable to use stdin - container app has no stdin")
         terminal.see(rb"Unable to use a TTY - container app did not allocate one")
