@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from podkeeper.app.agent import Agent
-from podkeeper.app.build import Engine
-from podkeeper.app.sources import api_source
 from podkeeper.app.standalone import AgentParts, Standalone, open_agent_parts
 from podkeeper.engine.log_symlinks import LogSymlinks
 from podkeeper.host.cgroups import own_root
 from podkeeper.host.log_links import HostLogLinks
-from podkeeper.model.k8s.core import Pod
 from podkeeper.model.kubelet_config import Duration, KubeletConfiguration
-from podkeeper.rules.defaults.pod import default_pod
 from podkeeper.testing.memory_api import MemoryApi
-from tests.runtimes.cri.containerd import BUSYBOX_IMAGE, Containerd, missing, remove_cgroups, shared_instance
+from tests.runtimes.cri.api_pods import NODE, ApiPods, agent_on_api
+from tests.runtimes.cri.containerd import Containerd, missing, remove_cgroups, shared_instance
 
 pytestmark = pytest.mark.slow  # real containers
 
-NODE = "n1"
 PATIENCE_SECONDS = 30.0
 LONG = "trap 'exit 0' TERM; echo hello; sleep 100000 & wait"
 FULL = {"cpu": "100m", "memory": "32Mi"}
@@ -40,40 +34,17 @@ def containerd() -> Iterator[Containerd]:
         yield node
 
 
-class Node:
+class Node(ApiPods):
     """The agent, and an API in memory."""
 
     def __init__(self, root: Path, parts: AgentParts, api: MemoryApi) -> None:
+        super().__init__(api)
         self.root = root
         self.parts = parts
-        self._api = api
 
-    def create(self, name: str, command: str = LONG, resources: Any = None, **spec: Any) -> None:
-        container = {
-            "name": "app",
-            "image": BUSYBOX_IMAGE,
-            "imagePullPolicy": "IfNotPresent",
-            "command": ["sh", "-c", command],
-            "resources": resources or {},
-        }
-        spec = {"nodeName": NODE, "terminationGracePeriodSeconds": 2, "containers": [container], **spec}
-        wire = {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
-        self._api.put(default_pod(msgspec.convert(wire, Pod)))
-
-    def delete(self, name: str) -> None:
-        self._api.mark_deleted(Pod, name, "default")
-
-    def find(self, name: str) -> Pod | None:
-        return self._api.peek(Pod, name, "default")
-
-    def phase(self, name: str) -> str:
-        pod = self.find(name)
-        return "" if pod is None else pod.status.phase or ""
-
-    def is_ready(self, name: str) -> bool:
-        pod = self.find(name)
-        conditions = () if pod is None else pod.status.conditions or ()
-        return any(each.type == "Ready" and each.status == "True" for each in conditions)
+    def create(self, name: str, resources: Any = None, **spec: Any) -> None:
+        container = {"command": ["sh", "-c", LONG], "resources": resources or {}}
+        self.create_pod(name, container, terminationGracePeriodSeconds=2, **spec)
 
     def links(self) -> list[Path]:
         return sorted((self.root / "links").glob("*"))
@@ -104,17 +75,8 @@ async def built(containerd: Containerd, root: Path) -> AsyncIterator[Node]:
         config=config,
         log_links=root / "links",
     )
-    async with open_agent_parts(wanted) as parts:
-        api = MemoryApi(parts.ports.clock)
-        source = api_source(api=api, node_name=NODE, clock=parts.ports.clock, journal=parts.ports.journal)
-        agent = Agent(Engine(replace(parts.ports, api=api, sources=(source,)), parts.settings))
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each()) for each in (agent.run, *parts.background_tasks)]
-            try:
-                yield Node(root, parts, api)
-            finally:
-                for task in tasks:
-                    task.cancel()
+    async with open_agent_parts(wanted) as parts, agent_on_api(parts) as (_, api):
+        yield Node(root, parts, api)
 
 
 def on_node(containerd: Containerd, root: Path, scenario: Callable[[Node], Awaitable[None]]) -> None:

@@ -16,26 +16,22 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from podkeeper.app.agent import Agent
-from podkeeper.app.build import Engine
-from podkeeper.app.sources import api_source
 from podkeeper.app.standalone import Standalone, open_agent_parts
 from podkeeper.engine.bounded_runtime import CallLimits
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.rules.defaults.pod import default_pod
 from podkeeper.rules.worker.timing import SyncTiming
 from podkeeper.testing.memory_api import MemoryApi
-from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, CriNode
+from tests.runtimes.cri.api_pods import NODE, ApiPods, agent_on_api
+from tests.runtimes.cri.cri_node import CriNode
 from tests.runtimes.cri.proxy import Proxy, proxied
 from tests.runtimes.cri.runtime_monitor import RuntimeMonitor, monitored
 
-NODE = "n1"
 TIMEOUT_SECONDS = 60.0
 POLL_SECONDS = 0.02
 SERVES = "trap 'exit 0' TERM; sleep 100000 & wait"
@@ -45,18 +41,18 @@ SHORT_LIMITS = CallLimits(lease_seconds=1.0, call_seconds=3.0)
 FAST_RETRY = SyncTiming(error_seconds=1.0)
 
 
-class AgentHarness:
+class AgentHarness(ApiPods):
     """The agent and its environment."""
 
     def __init__(
         self, node: CriNode, root: Path, api: MemoryApi, agent: Agent, proxy: Proxy, monitor: RuntimeMonitor
     ) -> None:
+        super().__init__(api)
         self.node = node
         self.proxy = proxy
         self.monitor = monitor
         self._ledger = root / "ledger"
         self._ledger.mkdir(exist_ok=True)
-        self._api = api
         self._agent = agent
 
     # Actions.
@@ -64,45 +60,18 @@ class AgentHarness:
     def create(self, *names: str, script: str = SERVES, restart_policy: str = "Always", grace_seconds: int = 5) -> None:
         """Create pods that record each start and then run a script."""
         for name in names:
-            container = {
-                "name": "app",
-                "image": BUSYBOX_IMAGE,
-                "imagePullPolicy": "IfNotPresent",
-                "command": ["sh", "-c", f"echo start >> /ledger/{name}; {script}"],
-                "volumeMounts": [{"name": "ledger", "mountPath": "/ledger"}],
-            }
-            spec = {
-                "nodeName": NODE,
-                "restartPolicy": restart_policy,
-                "terminationGracePeriodSeconds": grace_seconds,
-                "containers": [container],
-                "volumes": [{"name": "ledger", "hostPath": {"path": str(self._ledger)}}],
-            }
-            pod = default_pod(msgspec.convert({"metadata": {"name": name, "namespace": "default"}, "spec": spec}, Pod))
-            self._api.put(pod)
-
-    def delete(self, *names: str) -> None:
-        """Delete pods with their own grace periods."""
-        for name in names:
-            self._api.mark_deleted(Pod, name, "default")
+            self.create_pod(
+                name,
+                {
+                    "command": ["sh", "-c", f"echo start >> /ledger/{name}; {script}"],
+                    "volumeMounts": [{"name": "ledger", "mountPath": "/ledger"}],
+                },
+                restartPolicy=restart_policy,
+                terminationGracePeriodSeconds=grace_seconds,
+                volumes=[{"name": "ledger", "hostPath": {"path": str(self._ledger)}}],
+            )
 
     # Observations.
-
-    def find(self, name: str) -> Pod | None:
-        """Return a pod from the API."""
-        return self._api.peek(Pod, name, "default")
-
-    def is_ready(self, name: str) -> bool:
-        pod = self.find(name)
-        conditions = () if pod is None else pod.status.conditions or ()
-        return any(each.type == "Ready" and each.status == "True" for each in conditions)
-
-    def is_gone(self, name: str) -> bool:
-        return self.find(name) is None
-
-    def has_ended(self, name: str) -> bool:
-        pod = self.find(name)
-        return pod is not None and pod.status.phase in ("Succeeded", "Failed")
 
     def exit_code(self, name: str) -> int | None:
         """Return the exit code of the container of a pod."""
@@ -145,7 +114,7 @@ class AgentHarness:
     async def check_cleanup(self) -> None:
         """Delete all pods. Check that nothing is left and that there were no duplicates."""
         self.proxy.clear_faults()
-        names = [pod.metadata.name or "" for pod in self._api.objects(Pod)]
+        names = [pod.metadata.name or "" for pod in self.api.objects(Pod)]
         self.delete(*(name for name in names if (pod := self.find(name)) and not pod.metadata.deletion_timestamp))
         await self.until(self.is_gone, *names)
         async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -180,16 +149,9 @@ async def _built(node: CriNode, root: Path) -> AsyncIterator[AgentHarness]:
             proxied(node.socket, path) as proxy,
             monitored(node.socket) as monitor,
             open_agent_parts(wanted) as parts,
+            agent_on_api(parts, runtime_limits=SHORT_LIMITS, timing=FAST_RETRY) as (agent, api),
         ):
-            api = MemoryApi(parts.ports.clock)
-            source = api_source(api=api, node_name=NODE, clock=parts.ports.clock, journal=parts.ports.journal)
-            settings = replace(parts.settings, runtime_limits=SHORT_LIMITS, timing=FAST_RETRY)
-            agent = Agent(Engine(replace(parts.ports, api=api, sources=(source,)), settings))
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(each()) for each in (agent.run, *parts.background_tasks)]
-                try:
-                    yield AgentHarness(node, root, api, agent, proxy, monitor)
-                finally:
-                    proxy.clear_faults()
-                    for task in tasks:
-                        task.cancel()
+            try:
+                yield AgentHarness(node, root, api, agent, proxy, monitor)
+            finally:
+                proxy.clear_faults()

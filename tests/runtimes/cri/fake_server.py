@@ -1,8 +1,8 @@
 """A small CRI server in this process, with sandboxes and containers in dictionaries and injected faults.
 
-    server.next("RunPodSandbox", Hang())          the next such call never returns
-    server.next("RunPodSandbox", LoseAnswer())    it takes effect, but sends no response
-    server.next("RunPodSandbox", Late(0.2))       it takes effect after a delay, even if the caller has left
+    server.next("RunPodSandbox", Hang())              the next such call never returns
+    server.next("RunPodSandbox", LoseResponse(None))  it takes effect, but sends no response
+    server.next("RunPodSandbox", Late(0.2))           it takes effect after a delay, even if the caller has left
     server.next("StopContainer", Refuse(code, message))
 
 Names are reserved as in containerd, or, with `returns_existing`, as in CRI-O. `calls` records all requests.
@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -29,33 +28,9 @@ from podkeeper.model.errors import RuntimeRefused
 from podkeeper.runtimes.cri.schema import containerd_events, cri
 from podkeeper.runtimes.cri.schema.loading import file_of
 from podkeeper.runtimes.cri.transport import Answer, GrpcTransport, ObjectNotFound, Unimplemented
+from tests.runtimes.cri.faults import CODES, Fault, Hang, Late, LateResponse, LoseResponse, Refuse
 
-CODES = grpc.StatusCode
 SHORT_DEADLINE_SECONDS = 0.4
-
-
-@dataclass(frozen=True)
-class Refuse:
-    code: grpc.StatusCode
-    message: str
-
-
-@dataclass(frozen=True)
-class Hang:
-    pass
-
-
-@dataclass(frozen=True)
-class LoseAnswer:
-    pass
-
-
-@dataclass(frozen=True)
-class Late:
-    seconds: float
-
-
-Fault = Refuse | Hang | LoseAnswer | Late
 
 
 class _RpcError(Exception):
@@ -176,13 +151,19 @@ class FakeCri(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no t
                     raise _RpcError(code, message)
                 case Hang():
                     await asyncio.get_running_loop().create_future()
-                case LoseAnswer():
+                case LoseResponse(code):
                     effect()
+                    if code is not None:
+                        raise _RpcError(code, "the connection broke")
                     await asyncio.get_running_loop().create_future()
                 case Late(seconds):
                     task = asyncio.get_running_loop().create_task(_later(seconds, effect))
                     self._late.add(task)
                     return await asyncio.shield(task)
+                case LateResponse(seconds):
+                    response = effect()
+                    await asyncio.sleep(seconds)
+                    return response
             return effect()
         except _RpcError as no:
             await context.abort(no.code, str(no))

@@ -2,12 +2,12 @@
 
     agent --> Proxy --> containerd
 
-    proxy.inject("RunPodSandbox", Hang(), pod="web")             these calls do not reach the runtime and hang
-    proxy.inject("StartContainer", LoseAnswer(), times=1)        it takes effect, then the connection seems to break
-    proxy.inject("CreateContainer", LoseAnswer(None), times=1)   it takes effect and hangs
-    proxy.inject("*", Refuse(), times=1, each=True)              the first call of each method for each pod fails
-    proxy.inject("*", Delay(0.5), pod="web")                     it is forwarded after a delay, even if cancelled
-    proxy.inject("StopContainer", AnswerLate(2.0))               it takes effect at once, with a late response
+    proxy.inject("RunPodSandbox", Hang(), pod="web")              these calls do not reach the runtime and hang
+    proxy.inject("StartContainer", LoseResponse(), times=1)       it takes effect, then the connection seems to break
+    proxy.inject("CreateContainer", LoseResponse(None), times=1)  it takes effect and hangs
+    proxy.inject("*", Refuse(), times=1, each=True)               the first call of each method for each pod fails
+    proxy.inject("*", Late(0.5), pod="web")                       it is forwarded after a delay, even if cancelled
+    proxy.inject("StopContainer", LateResponse(2.0))              it takes effect at once, with a late response
 
 Calls are forwarded as bytes. Some are parsed to find their pod; ids of sandboxes and containers created through the
 proxy are stored for this. `clear_faults` ends all faults: hanging calls then fail as with a broken connection.
@@ -25,8 +25,8 @@ import grpc.aio
 
 from podkeeper.runtimes.cri.requests.labels import POD_UID
 from podkeeper.runtimes.cri.schema import cri
+from tests.runtimes.cri.faults import CODES, Fault, Hang, Late, LateResponse, LoseResponse, Refuse
 
-CODES = grpc.StatusCode
 _STREAMS: Final = ("GetContainerEvents", "Subscribe")
 _SIZE: Final = 16 * 1024 * 1024
 _OPTIONS: Final = (
@@ -41,49 +41,12 @@ _OPTIONS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Refuse:
-    """The call has no effect and fails."""
-
-    code: grpc.StatusCode = CODES.UNKNOWN
-    message: str = "the runtime has a bad day"
-
-
-@dataclass(frozen=True)
-class Hang:
-    """The call has no effect and does not return."""
-
-
-@dataclass(frozen=True)
-class LoseAnswer:
-    """The call takes effect and fails. Without a code, it does not return."""
-
-    code: grpc.StatusCode | None = CODES.UNAVAILABLE
-
-
-@dataclass(frozen=True)
-class Delay:
-    """The call reaches the runtime after a delay."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class AnswerLate:
-    """The call takes effect at once and returns after a delay."""
-
-    seconds: float
-
-
-Action = Refuse | Hang | LoseAnswer | Delay | AnswerLate
-
-
 @dataclass(eq=False)
 class FaultRule:
     """A fault for some calls."""
 
     method: str  # short name; "*" matches all but streams
-    action: Action
+    fault: Fault
     pod: str = ""  # name of the pod; "" matches all calls
     times: int | None = None  # None: until `clear_faults`
     each: bool = False  # count `times` per method and pod
@@ -106,7 +69,7 @@ class ProxiedCall:
 
     method: str
     pod: str
-    action: Action | None
+    fault: Fault | None
 
 
 class Proxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no types
@@ -122,10 +85,10 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no typ
         self.calls: list[ProxiedCall] = []
 
     def inject(
-        self, method: str, action: Action, *, pod: str = "", times: int | None = None, each: bool = False
+        self, method: str, fault: Fault, *, pod: str = "", times: int | None = None, each: bool = False
     ) -> FaultRule:
         """Add a fault for such calls."""
-        rule = FaultRule(method, action, pod, times, each)
+        rule = FaultRule(method, fault, pod, times, each)
         self._rules.append(rule)
         return rule
 
@@ -183,22 +146,22 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc brings no typ
     async def _unary(self, method: str, request: bytes, context: Any) -> bytes:
         name = method.rpartition("/")[2]
         pod = self._pod_of(name, request)
-        action = next((each.action for each in self._rules if each.matches(name, pod)), None)
-        self.calls.append(ProxiedCall(name, pod, action))
-        match action:
+        fault = next((each.fault for each in self._rules if each.matches(name, pod)), None)
+        self.calls.append(ProxiedCall(name, pod, fault))
+        match fault:
             case Refuse(code, message):
                 await context.abort(code, message)
             case Hang():
                 await self._hang(context)
-            case LoseAnswer(code):
+            case LoseResponse(code):
                 with suppress(grpc.aio.AioRpcError):
                     await asyncio.shield(self._effect(method, request, pod))
                 if code is None:
                     await self._hang(context)
                 await context.abort(code, "the connection broke")
-            case Delay(seconds):
+            case Late(seconds):
                 return await asyncio.shield(self._effect(method, request, pod, after=seconds))
-            case AnswerLate(seconds):
+            case LateResponse(seconds):
                 answer = await asyncio.shield(self._effect(method, request, pod))
                 await asyncio.sleep(seconds)
                 return answer

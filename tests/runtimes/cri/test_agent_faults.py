@@ -13,7 +13,7 @@ import pytest
 from tests.runtimes.cri.agent_harness import AgentHarness, run_with_agent
 from tests.runtimes.cri.containerd import Containerd
 from tests.runtimes.cri.cri_node import CriNode
-from tests.runtimes.cri.proxy import Action, AnswerLate, Delay, Hang, LoseAnswer, Refuse
+from tests.runtimes.cri.faults import Fault, Hang, Late, LateResponse, LoseResponse, Refuse
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def test_a_hung_stop_of_one_pod_does_not_delay_other_stops(method: str, cri_node
 
 def test_slow_calls_of_one_pod_do_not_delay_others(cri_node: CriNode, tmp_path: Path) -> None:
     async def scenario(agent: AgentHarness) -> None:
-        agent.proxy.inject("*", Delay(1.0), pod="slow")
+        agent.proxy.inject("*", Late(1.0), pod="slow")
         agent.create("slow", *OTHERS)
         await agent.until(agent.is_ready, *OTHERS, within=SHORT_DEADLINE_SECONDS)
         await agent.until(agent.is_ready, "slow")
@@ -94,19 +94,19 @@ def test_pods_run_and_end_although_every_call_fails_once(cri_node: CriNode, tmp_
 # Answers that never come, of calls that took effect.
 
 UNHEARD = [
-    pytest.param(LoseAnswer(), id="the connection breaks"),
-    pytest.param(LoseAnswer(None), id="no response"),
-    pytest.param(AnswerLate(4.0), id="it is answered too late"),
+    pytest.param(LoseResponse(), id="the connection breaks"),
+    pytest.param(LoseResponse(None), id="no response"),
+    pytest.param(LateResponse(4.0), id="it is answered too late"),
 ]
 
 
-@pytest.mark.parametrize("action", UNHEARD)
+@pytest.mark.parametrize("fault", UNHEARD)
 @pytest.mark.parametrize("method", ["RunPodSandbox", "CreateContainer", "StartContainer"])
 def test_a_start_whose_response_was_lost_is_not_repeated(
-    method: str, action: Action, cri_node: CriNode, tmp_path: Path
+    method: str, fault: Fault, cri_node: CriNode, tmp_path: Path
 ) -> None:
     async def scenario(agent: AgentHarness) -> None:
-        troubles = [agent.proxy.inject(method, action, pod=pod, times=1) for pod in ("server", "job")]
+        troubles = [agent.proxy.inject(method, fault, pod=pod, times=1) for pod in ("server", "job")]
         agent.create("server")
         agent.create("job", script=JOB, restart_policy="Never")
         await agent.until(agent.is_ready, "server")
@@ -117,15 +117,15 @@ def test_a_start_whose_response_was_lost_is_not_repeated(
     run_with_agent(cri_node, tmp_path, scenario)
 
 
-@pytest.mark.parametrize("action", UNHEARD)
+@pytest.mark.parametrize("fault", UNHEARD)
 @pytest.mark.parametrize("method", ["StopContainer", "StopPodSandbox", "RemovePodSandbox"])
 def test_a_stop_whose_response_was_lost_took_effect(
-    method: str, action: Action, cri_node: CriNode, tmp_path: Path
+    method: str, fault: Fault, cri_node: CriNode, tmp_path: Path
 ) -> None:
     async def scenario(agent: AgentHarness) -> None:
         agent.create("server")
         await agent.until(agent.is_ready, "server")
-        inject = agent.proxy.inject(method, action, pod="server", times=1)
+        inject = agent.proxy.inject(method, fault, pod="server", times=1)
         agent.delete("server")
         await agent.until(agent.is_gone, "server")
         await agent.until(lambda _: inject.done.total() == 1, "server")  # removals come after that

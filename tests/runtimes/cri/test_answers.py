@@ -12,7 +12,8 @@ from podkeeper.model.probing import CommandExited, NotRun, TimedOut
 from podkeeper.runtimes.cri.errors import is_timeout_response
 from podkeeper.runtimes.cri.schema import cri
 from tests.runtimes.cri.cri_pod import CriPod, runtime_on_fake
-from tests.runtimes.cri.fake_server import FakeCri, Refuse
+from tests.runtimes.cri.fake_server import FakeCri
+from tests.runtimes.cri.faults import Refuse
 
 UNKNOWN = grpc.StatusCode.UNKNOWN
 

@@ -12,7 +12,8 @@ from podkeeper.model.runtime_calls import RuntimeEvent, RuntimeEventType
 from podkeeper.runtimes.cri import events
 from podkeeper.runtimes.cri.schema import containerd_events, cri
 from tests.runtimes.cri.cri_pod import CriPod, runtime_on_fake, runtime_on_running_fake
-from tests.runtimes.cri.fake_server import FakeCri, Late, containerd_event
+from tests.runtimes.cri.fake_server import FakeCri, containerd_event
+from tests.runtimes.cri.faults import Late
 
 STARTED, STOPPED, DELETED = RuntimeEventType.STARTED, RuntimeEventType.STOPPED, RuntimeEventType.DELETED
 

@@ -12,7 +12,8 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import RecordState
 from podkeeper.runtimes.cri.schema import cri
 from tests.runtimes.cri.cri_pod import CriPod, runtime_on_fake, wait_until, wait_until_available
-from tests.runtimes.cri.fake_server import FakeCri, Hang, Late, LoseAnswer, Refuse
+from tests.runtimes.cri.fake_server import FakeCri
+from tests.runtimes.cri.faults import Hang, Late, LoseResponse, Refuse
 
 UNKNOWN = grpc.StatusCode.UNKNOWN
 
@@ -39,7 +40,7 @@ def test_a_sandbox_whose_response_was_lost_is_adopted() -> None:
         fake = FakeCri()
         async with runtime_on_fake(fake) as runtime:
             cri_pod = CriPod(runtime)
-            fake.next("RunPodSandbox", LoseAnswer())
+            fake.next("RunPodSandbox", LoseResponse(None))
             with pytest.raises(CallTimedOut):
                 await cri_pod.sandbox()
             (made,) = fake.sandboxes
@@ -230,7 +231,7 @@ def test_a_container_listed_during_its_creation_is_kept() -> None:
         async with runtime_on_fake(fake) as runtime:
             cri_pod = CriPod(runtime)
             sandbox_id = await cri_pod.sandbox()
-            fake.next("CreateContainer", LoseAnswer())
+            fake.next("CreateContainer", LoseResponse(None))
             with pytest.raises(CallTimedOut):
                 await cri_pod.create(sandbox_id, "sh")
             (made,) = (await cri_pod.record()).containers

@@ -8,7 +8,8 @@ import pytest
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable, TryLater
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import GrpcTransport, ObjectNotFound, Unimplemented
-from tests.runtimes.cri.fake_server import FakeCri, Refuse, served
+from tests.runtimes.cri.fake_server import FakeCri, served
+from tests.runtimes.cri.faults import Refuse
 
 VERSION = "/runtime.v1.RuntimeService/Version"
 CODE = grpc.StatusCode
