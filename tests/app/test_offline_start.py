@@ -13,12 +13,10 @@ from podkeeper.app.build import Ports
 from podkeeper.model.k8s.core import (
     ConfigMap,
     ConfigMapEnvSource,
-    Container,
     EnvFromSource,
     EnvVar,
     EnvVarSource,
     Pod,
-    PodSpec,
     Secret,
     SecretKeySelector,
 )
@@ -27,23 +25,19 @@ from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.runtimes.fake import Operation
 from podkeeper.sources.object_files import ObjectFiles
 from podkeeper.sources.stored_objects import StoredObjects
+from podkeeper.testing.build import container, pod
 from podkeeper.testing.node import NodeHarness, on_node
 
 PASSWORD = EnvVarSource(secret_key_ref=SecretKeySelector(name="password", key="admin"))
-WEB = Pod(
-    metadata=ObjectMeta(name="web", namespace="default"),
-    spec=PodSpec(
-        node_name="n1",
-        restart_policy="Always",
-        containers=(
-            Container(
-                name="app",
-                image="app:v1",
-                env_from=(EnvFromSource(config_map_ref=ConfigMapEnvSource(name="settings")),),
-                env=(EnvVar(name="PASSWORD", value_from=PASSWORD),),
-            ),
-        ),
+WEB = pod(
+    "web",
+    container(
+        image="app:v1",
+        env_from=(EnvFromSource(config_map_ref=ConfigMapEnvSource(name="settings")),),
+        env=(EnvVar(name="PASSWORD", value_from=PASSWORD),),
     ),
+    uid="",
+    node="n1",
 )
 
 

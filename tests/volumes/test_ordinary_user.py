@@ -35,15 +35,6 @@ MEMORY = Volume(name="memory", empty_dir=EmptyDirVolumeSource(medium="Memory", s
 
 
 @pytest.fixture
-def root() -> Iterator[str]:
-    """A directory that belongs to the user nobody."""
-    path = tempfile.mkdtemp(prefix="volumes-")
-    os.chown(path, NOBODY, NOBODY)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture
 def shared() -> Iterator[str]:
     """A directory in memory that every user may write to."""
     if file_system_of("/dev/shm") != "tmpfs":

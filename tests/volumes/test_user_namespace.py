@@ -1,9 +1,6 @@
 """The helper of an ordinary user: it deletes files of other users and changes groups."""
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 
 import pytest
 
@@ -36,15 +33,6 @@ class RecordingHelper:
         self.given.append((os.path.basename(directory), group))
         if self._refuses:
             raise TryLater("cannot give it: there is no such group")
-
-
-@pytest.fixture
-def root() -> Iterator[str]:
-    """A directory that belongs to the user nobody."""
-    path = tempfile.mkdtemp(prefix="volumes-")
-    os.chown(path, NOBODY, NOBODY)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def stored() -> Store:

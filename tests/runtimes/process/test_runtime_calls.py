@@ -15,7 +15,6 @@ import pytest
 
 from podkeeper.model.errors import BadInput, ImagePullFailed, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod, PodSpec
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.probing import NotRun
 from podkeeper.model.runtime import ImageRecord, RecordState
@@ -25,12 +24,13 @@ from podkeeper.runtimes.process.keeper_client import KeeperTimeouts
 from podkeeper.runtimes.process.keeper_pool import new_id
 from podkeeper.runtimes.process.launch_requests import request_of
 from podkeeper.runtimes.process.runtime import ProcessRuntime
+from podkeeper.testing.build import pod
 from podkeeper.testing.port_calls import InjectedFault, PortCall, PortCalls
 from podkeeper.testing.virtual_time import simulate
 from tests.runtimes.process.loop_keeper import LoopForkServer, LoopKeeper, LoopThreads
 
 UID = PodUID("uid-web")
-POD = Pod(metadata=ObjectMeta(name="web", namespace="default", uid=UID), spec=PodSpec())
+POD = pod("web", uid=UID)
 HOST = ImageRecord(id="host", tags=("host",), pinned=True)
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import Container, Pod, PodSpec
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import Container
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEvent, RuntimeEventType, SandboxConfig
 from podkeeper.runtimes.process.runtime import ProcessRuntime
+from podkeeper.testing.build import pod
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
@@ -26,7 +26,7 @@ from tests.runtimes.process.loop_keeper import LoopForkServer, LoopKeeper
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 UID = PodUID("uid-web")
-POD = Pod(metadata=ObjectMeta(name="web", namespace="default", uid=UID), spec=PodSpec())
+POD = pod("web", uid=UID)
 
 
 @dataclass
