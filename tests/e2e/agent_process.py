@@ -150,5 +150,5 @@ def _running(agent: AgentProcess) -> Iterator[None]:
         with suppress(subprocess.TimeoutExpired):
             agent.end(signal.SIGINT)
         agent.kill()
-        agent.engine.runtime.remove(agent.root)
+        agent.runtime.remove(agent.root)
         remove_trees(str(agent.directory))
