@@ -243,7 +243,7 @@ MUTANTS = (
     PlantedBug(
         "terminal-phase-sent-while-containers-run",
         "rules/status/publish.py",
-        "    if ending and could_run:\n        to_send",
+        "    if becomes_terminal and could_run:\n        to_send",
         "    if False:\n        to_send",
         ("tests/rules/status/test_publish.py",),
         seed=0,

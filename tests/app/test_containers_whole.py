@@ -156,12 +156,12 @@ def test_each_log_has_a_link_until_it_is_removed(containerd: Containerd, tmp_pat
         await until(lambda: "stdout F hello" in link.read_text(), "its log can be read there")
         node.delete("web")
         await until(lambda: not link.exists(), "its log is gone")
-        care = LogSymlinks(
+        symlinks = LogSymlinks(
             runtime=node.parts.ports.runtime,
             links=HostLogLinks(tmp_path / "links"),
             log_root=str(tmp_path / "pods"),
         )
-        await care.sync()
+        await symlinks.sync()
         assert node.links() == []
 
     on_node(containerd, tmp_path, scenario)

@@ -50,11 +50,11 @@ CASES: dict[str, tuple[list[Texts], list[str], list[str]]] = {
 
 @pytest.mark.parametrize("versions, pods, wrong", CASES.values(), ids=CASES.keys())
 def test_update(versions: list[Texts], pods: list[str], wrong: list[str]) -> None:
-    shelf = ActiveObjects()
+    objects = ActiveObjects()
     for texts in versions:
-        shelved = shelf.update(content(texts))
-    assert [described(pod) for pod in shelved.pods] == pods
-    assert list(shelved.problems) == wrong
+        result = objects.update(content(texts))
+    assert [described(pod) for pod in result.pods] == pods
+    assert list(result.problems) == wrong
 
 
 def described(pod: Pod) -> str:
@@ -63,26 +63,26 @@ def described(pod: Pod) -> str:
 
 def test_the_same_content_changes_nothing() -> None:
     for versions, _, _ in CASES.values():
-        shelf = ActiveObjects()
+        objects = ActiveObjects()
         for texts in versions:
-            shelved = shelf.update(content(texts))
-        assert shelf.update(content(versions[-1])) == shelved
+            result = objects.update(content(texts))
+        assert objects.update(content(versions[-1])) == result
 
 
 def test_a_pod_and_a_config_map_may_have_the_same_name() -> None:
-    shelved = ActiveObjects().update(content({"x": both(pod_text("a"), config_map_text("a", "v"))}))
-    assert (len(shelved.pods), len(shelved.objects), shelved.problems) == (1, 1, {})
+    result = ActiveObjects().update(content({"x": both(pod_text("a"), config_map_text("a", "v"))}))
+    assert (len(result.pods), len(result.objects), result.problems) == (1, 1, {})
 
 
 def test_of_two_pods_with_the_same_uid_one_is_used() -> None:
     texts = {name: pod_text(name).replace("metadata:", "metadata:\n  uid: same") for name in ("a", "b")}
-    shelved = ActiveObjects().update(content(texts))
-    assert [described(pod) for pod in shelved.pods] == ["ahost"]
-    (problem,) = shelved.problems["b"]
+    result = ActiveObjects().update(content(texts))
+    assert [described(pod) for pod in result.pods] == ["ahost"]
+    (problem,) = result.problems["b"]
     assert (problem.field, problem.line) == ("metadata.uid", 4)
 
 
 def test_the_number_of_retained_objects() -> None:
-    shelf = ActiveObjects()
-    shelf.update(content({"x": both(A1, B1)}))
-    assert shelf.update(content({"x": BROKEN})).retained == {"x": 2}
+    objects = ActiveObjects()
+    objects.update(content({"x": both(A1, B1)}))
+    assert objects.update(content({"x": BROKEN})).retained == {"x": 2}

@@ -69,7 +69,7 @@ def shown(volume: Volume, *, tokens: IssuedTokens | None = None) -> dict[str, st
         return run(scenario())
 
 
-def complaint(volume: Volume) -> str:
+def error(volume: Volume) -> str:
     """Return the error of a volume that cannot be set up."""
     with pytest.raises(TryLater) as raised:
         shown(volume)
@@ -176,11 +176,11 @@ COMPLAINTS = {
 
 @pytest.mark.parametrize(("volume", "expected"), COMPLAINTS.values(), ids=COMPLAINTS.keys())
 def test_a_volume_that_cannot_be_set_up_reports_the_reason(volume: Volume, expected: str) -> None:
-    assert complaint(volume) == f'MountVolume.SetUp failed for volume "v" : {expected}'
+    assert error(volume) == f'MountVolume.SetUp failed for volume "v" : {expected}'
 
 
 def test_an_invalid_size_limit_is_reported() -> None:
-    assert '"much"' in complaint(Volume(name="v", empty_dir=EmptyDirVolumeSource(size_limit="much")))
+    assert '"much"' in error(Volume(name="v", empty_dir=EmptyDirVolumeSource(size_limit="much")))
 
 
 def test_several_failed_volumes_are_all_reported() -> None:

@@ -239,11 +239,11 @@ def test_reading_without_follow_ends_even_if_the_log_grows_fast(writer: LogWrite
     asyncio.run(scenario())
 
 
-DEEDS = st.lists(st.sampled_from(["write", "rotate", "move", "reopen", "look"]), max_size=40)
+ACTIONS = st.lists(st.sampled_from(["write", "rotate", "move", "reopen", "look"]), max_size=40)
 
 
 @settings(max_examples=60, deadline=None)
-@given(DEEDS, st.integers(0, 3))
+@given(ACTIONS, st.integers(0, 3))
 def test_every_line_is_read_once_for_any_order_of_events(actions: list[str], tail: int) -> None:
     async def scenario(directory: Path) -> None:
         writer = LogWriter(directory / "0.log")

@@ -158,7 +158,7 @@ DIRECTIVES = st.sampled_from(
     ]
 )  # fmt: skip
 WORDS = st.sampled_from(["delete", "replace", "merge", "a", "name", "", 1, True, None])
-MISCHIEF: st.SearchStrategy[Any] = st.recursive(
+BAD_PATCHES: st.SearchStrategy[Any] = st.recursive(
     WORDS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(DIRECTIVES, inner, max_size=4), max_leaves=20
 )
 WITHIN = st.sampled_from(
@@ -167,7 +167,7 @@ WITHIN = st.sampled_from(
 
 
 @law
-@given(MISCHIEF, MISCHIEF, MISCHIEF, WITHIN)
+@given(BAD_PATCHES, BAD_PATCHES, BAD_PATCHES, WITHIN)
 def test_invalid_patches_raise_a_patch_error(one: Any, two: Any, three: Any, kind: str) -> None:
     attempts: list[Callable[[], object]] = [
         lambda: strategic.apply(one, two, kind),

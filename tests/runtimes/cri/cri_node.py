@@ -186,11 +186,11 @@ class CriNode(ABC):
     async def remove_all(self) -> None:
         transport = GrpcTransport(self.socket)
         calls = CriCalls(transport)
-        ending = Removal(calls)
+        removal = Removal(calls)
 
         async def remove(sandbox_id: str) -> None:
-            await ending.stop_sandbox(sandbox_id)
-            await ending.remove_sandbox(sandbox_id)
+            await removal.stop_sandbox(sandbox_id)
+            await removal.remove_sandbox(sandbox_id)
 
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):

@@ -70,10 +70,10 @@ class Harness(ScriptedTransport):
         }
         self.index = OwnerIndex()
         self.calls = CriCalls(self)
-        ending = Removal(self.calls)
-        ending.learn("containerd")
-        self.making = Creation(
-            self.calls, ending, self.index, self.node, PodFiles(self.node.pods_root), self._rebuild, self._prepare
+        removal = Removal(self.calls)
+        removal.learn("containerd")
+        self.creation = Creation(
+            self.calls, removal, self.index, self.node, PodFiles(self.node.pods_root), self._rebuild, self._prepare
         )
 
     def _status(self, request: Any) -> Any:
@@ -147,13 +147,13 @@ def test_a_sandbox_is_created_and_its_configuration_stored(tmp_path: Path) -> No
             pod=pod(spec={"runtime_class_name": "strong"}), attempt=2, log_directory=str(tmp_path / "logs" / "web")
         )
         harness.runs = ["b"]
-        assert await harness.making.run_sandbox(given) == "b"
+        assert await harness.creation.run_sandbox(given) == "b"
         expected = cri.RunPodSandboxRequest(config=sandbox_message(given, harness.node), runtime_handler="kata")
         assert harness.requests == [("/runtime.v1.RuntimeService/RunPodSandbox", expected, 240.0)]
         assert harness.index.get("b") == Owner(PodUID(UID), Kind.SANDBOX, made_here=True)
         assert (tmp_path / "logs" / "web").is_dir()
         harness.creates = ["c"]
-        await harness.making.create_container("b", wanted(pod()))
+        await harness.creation.create_container("b", wanted(pod()))
         assert harness.request("CreateContainer").sandbox_config == expected.config
         assert harness.sent == ["RunPodSandbox kata", "CreateContainer b"]
 
@@ -165,10 +165,10 @@ def test_a_pod_with_its_own_user_namespace_has_an_id_range(tmp_path: Path) -> No
         (tmp_path / "pods").mkdir()
         given = SandboxConfig(pod=pod(spec={"host_users": False}), attempt=0)
         harness.runs, harness.creates = ["b"], ["c"]
-        await harness.making.run_sandbox(given)
+        await harness.creation.run_sandbox(given)
         users = IdRange(65536)
         assert harness.request("RunPodSandbox").config == sandbox_message(given, harness.node, users)
-        await harness.making.create_container("b", wanted(pod(spec={"host_users": False})))
+        await harness.creation.create_container("b", wanted(pod(spec={"host_users": False})))
         expected = container_message(wanted(pod(spec={"host_users": False})), harness.node, NO_FILES, users)
         assert harness.request("CreateContainer").config == expected
 
@@ -180,7 +180,7 @@ def test_an_error_creating_the_log_directory_is_reported(tmp_path: Path) -> None
         (tmp_path / "logs").write_text("")
         given = SandboxConfig(pod=pod(), attempt=0, log_directory=str(tmp_path / "logs" / "web"))
         with pytest.raises(NotConfigurable, match=f"cannot create {given.log_directory} for the logs of pod .*web"):
-            await harness.making.run_sandbox(given)
+            await harness.creation.run_sandbox(given)
         assert harness.requests == []
 
     play(tmp_path, work)
@@ -209,7 +209,7 @@ def test_a_sandbox_name_that_is_taken(
 ) -> None:
     async def work(harness: Harness) -> None:
         harness.runs, harness.boxes = list(runs), boxes
-        assert await harness.making.run_sandbox(SandboxConfig(pod=pod(), attempt=0)) == expected
+        assert await harness.creation.run_sandbox(SandboxConfig(pod=pod(), attempt=0)) == expected
         assert (harness.sent, harness.runs) == (sent, [])
         assert harness.index.get(expected) == Owner(PodUID(UID), Kind.SANDBOX, made_here=True)
 
@@ -221,8 +221,8 @@ def test_another_refusal_is_reported_and_needs_no_check(tmp_path: Path) -> None:
         harness.runs = [RuntimeRefused("no network"), "b"]
         given = SandboxConfig(pod=pod(), attempt=0)
         with pytest.raises(RuntimeRefused, match="no network"):
-            await harness.making.run_sandbox(given)
-        assert await harness.making.run_sandbox(given) == "b"
+            await harness.creation.run_sandbox(given)
+        assert await harness.creation.run_sandbox(given) == "b"
         assert harness.sent == ["RunPodSandbox", "RunPodSandbox"]
 
     play(tmp_path, work)
@@ -237,20 +237,20 @@ def test_after_a_call_without_response_the_sandbox_is_searched(
         harness.runs, harness.boxes = [fault, "new", "third"], boxes
         given = SandboxConfig(pod=pod(), attempt=0)
         with pytest.raises((CallTimedOut, RuntimeRefused)) as raised:
-            await harness.making.run_sandbox(given)
+            await harness.creation.run_sandbox(given)
         if not fault:
             assert str(raised.value) == "cannot use the new sandbox of pod uid-1: the runtime returned no ID"
         harness.requests.clear()
-        assert await harness.making.run_sandbox(replace(given, attempt=7)) == "new"
+        assert await harness.creation.run_sandbox(replace(given, attempt=7)) == "new"
         assert harness.sent == ["RunPodSandbox"]  # the doubt is about another attempt
         harness.runs = ["new"]
         harness.index.drop("new")
         harness.requests.clear()
-        assert await harness.making.run_sandbox(given) == expected
+        assert await harness.creation.run_sandbox(given) == expected
         assert harness.sent == [*AGAIN, *(["RunPodSandbox"] if expected == "new" else [])]
         harness.runs = ["fresh"]
         harness.requests.clear()
-        assert await harness.making.run_sandbox(given) == "fresh"
+        assert await harness.creation.run_sandbox(given) == "fresh"
         assert harness.sent == ["RunPodSandbox"]  # there is no doubt any more
 
     play(tmp_path, work)
@@ -260,7 +260,7 @@ def test_a_known_id_is_not_a_new_sandbox(tmp_path: Path) -> None:
     async def work(harness: Harness) -> None:
         harness.index.saw("b", UID, Kind.SANDBOX)
         harness.runs, harness.boxes = ["b", "n"], [box("b", ready=False)]
-        assert await harness.making.run_sandbox(SandboxConfig(pod=pod(), attempt=0)) == "n"
+        assert await harness.creation.run_sandbox(SandboxConfig(pod=pod(), attempt=0)) == "n"
         assert harness.sent == [
             "RunPodSandbox", *AGAIN, "StopPodSandbox b", "RemovePodSandbox b", "RunPodSandbox",
         ]  # fmt: skip
@@ -274,7 +274,7 @@ def test_a_known_id_is_not_a_new_sandbox(tmp_path: Path) -> None:
 async def prepared(harness: Harness) -> None:
     """A cached sandbox `b`."""
     harness.runs = ["b"]
-    await harness.making.run_sandbox(SandboxConfig(pod=pod(), attempt=0, log_directory=""))
+    await harness.creation.run_sandbox(SandboxConfig(pod=pod(), attempt=0, log_directory=""))
     harness.requests.clear()
 
 
@@ -284,7 +284,7 @@ def test_a_container_is_created_with_prepared_sub_paths(tmp_path: Path) -> None:
         mounts = (mount(), mount(container_path="/x", sub_path="a"), mount(container_path="/y", sub_path="b"))
         config = wanted(pod(), mounts=mounts)
         harness.creates = ["c"]
-        assert await harness.making.create_container("b", config) == "c"
+        assert await harness.creation.create_container("b", config) == "c"
         assert harness.prepared == [(UID, mounts[1], "app", 1), (UID, mounts[2], "app", 2)]
         plain = (
             mounts[0],
@@ -303,9 +303,9 @@ def test_files_are_made_for_a_container(tmp_path: Path) -> None:
     async def work(harness: Harness) -> None:
         harness.runs, harness.creates = ["b"], ["c"]
         logs = tmp_path / "logs"
-        await harness.making.run_sandbox(SandboxConfig(pod=pod(), attempt=0, log_directory=str(logs)))
+        await harness.creation.run_sandbox(SandboxConfig(pod=pod(), attempt=0, log_directory=str(logs)))
         last = Container(name="web", termination_message_path="/last")
-        await harness.making.create_container("b", wanted(pod(), last, log_path="web/0.log"))
+        await harness.creation.create_container("b", wanted(pod(), last, log_path="web/0.log"))
         (found,) = harness.request("CreateContainer").config.mounts
         assert (found.container_path, Path(found.host_path).parent) == (
             "/last", tmp_path / "pods" / UID / "containers" / "web",
@@ -335,7 +335,7 @@ def test_a_container_name_that_is_taken(
     async def work(harness: Harness) -> None:
         await prepared(harness)
         harness.creates, harness.containers = list(creates), containers
-        assert await harness.making.create_container("b", wanted(pod())) == expected
+        assert await harness.creation.create_container("b", wanted(pod())) == expected
         assert (harness.sent, harness.creates) == (sent, [])
 
     play(tmp_path, work)
@@ -348,7 +348,7 @@ def test_a_container_that_has_started_is_not_replaced(state: Any, tmp_path: Path
         harness.creates = [taken("o")]
         harness.containers = [cri_container("n", CREATED, attempt=2), cri_container("o", state, attempt=2)]
         with pytest.raises(RuntimeRefused) as raised:
-            await harness.making.create_container("b", wanted(pod(), attempt=2))
+            await harness.creation.create_container("b", wanted(pod(), attempt=2))
         assert str(raised.value) == "cannot create container app: attempt 2 has already started"
         assert harness.sent == ["CreateContainer b", "ListContainers uid-1"]
 
@@ -369,7 +369,7 @@ def test_a_returned_id_that_is_not_new(made_here: bool, state: Any, sent: list[s
         harness.containers = [cri_container("c", state)]
         (harness.index.made if made_here else harness.index.saw)("c", UID, Kind.CONTAINER)
         harness.creates = ["c", "n"]
-        assert await harness.making.create_container("b", wanted(pod())) == ("n" if made_here else "c")
+        assert await harness.creation.create_container("b", wanted(pod())) == ("n" if made_here else "c")
         assert harness.sent == sent
 
     play(tmp_path, work)
@@ -382,7 +382,7 @@ def test_the_id_of_a_running_container_is_not_used(tmp_path: Path) -> None:
         harness.index.saw("c", UID, Kind.CONTAINER)
         harness.creates = ["c"]
         with pytest.raises(RuntimeRefused, match="attempt 0 has already started"):
-            await harness.making.create_container("b", wanted(pod()))
+            await harness.creation.create_container("b", wanted(pod()))
         assert harness.sent == ["CreateContainer b", "ContainerStatus c", "ListContainers uid-1"]
 
     play(tmp_path, work)
@@ -398,7 +398,7 @@ def test_other_refusals_are_reported_without_grpc_code(tmp_path: Path) -> None:
             (RuntimeRefused, "cannot use the new container app: the runtime returned no ID"),
         ):
             with pytest.raises(error) as raised:
-                await harness.making.create_container("b", wanted(pod()))
+                await harness.creation.create_container("b", wanted(pod()))
             assert str(raised.value) == text
         assert len(harness.sent) == 3
 
@@ -413,15 +413,15 @@ def test_the_configuration_of_an_unknown_sandbox_is_requested_once(tmp_path: Pat
         kept = {"metadata": {"uid": UID}, "hostname": "kept"}
         harness.info, harness.creates = json.dumps({"config": kept}), ["c1", "c2", "c3"]
         for _ in range(2):
-            await harness.making.create_container("b", wanted(pod()))
+            await harness.creation.create_container("b", wanted(pod()))
         assert harness.request("PodSandboxStatus") == cri.PodSandboxStatusRequest(pod_sandbox_id="b", verbose=True)
         assert harness.request("CreateContainer").sandbox_config == cri.PodSandboxConfig(
             metadata=cri.PodSandboxMetadata(uid=UID), hostname="kept"
         )
         assert (harness.sent, harness.rebuilt) == (["PodSandboxStatus b", "CreateContainer b", "CreateContainer b"], [])
-        harness.making.forget("b")
-        harness.making.forget("b")
-        await harness.making.create_container("b", wanted(pod()))
+        harness.creation.forget("b")
+        harness.creation.forget("b")
+        await harness.creation.create_container("b", wanted(pod()))
         assert harness.sent.count("PodSandboxStatus b") == 2
 
     play(tmp_path, work)
@@ -442,7 +442,7 @@ def test_a_sandbox_configuration_that_the_runtime_lacks_is_computed(
     async def work(harness: Harness) -> None:
         harness.info, harness.creates = json.dumps({"runtimeSpec": {"annotations": annotations}}), ["c"]
         given: ContainerConfig = wanted(pod())
-        await harness.making.create_container("b", given)
+        await harness.creation.create_container("b", given)
         assert harness.rebuilt == [(given.pod, 3)]
         config = SandboxConfig(pod=given.pod, attempt=3, hostname="rebuilt", log_directory=logs, cgroup_parent=cgroup)
         assert harness.request("CreateContainer").sandbox_config == sandbox_message(config, harness.node)

@@ -378,7 +378,7 @@ def test_ends_of_our_own_calls(
         harness.looked_at = looked_at
         await harness.listen()
         harness.containerd.put_nowait(message)
-        with harness.feed.ending("c"):
+        with harness.feed.stopping("c"):
             await asyncio.sleep(lasts)
         await asyncio.sleep(5)
         assert harness.types == expected
@@ -402,8 +402,8 @@ def test_calls_are_over_when_the_last_one_returns() -> None:
     async def work(harness: Harness) -> None:
         await harness.listen()
         harness.containerd.put_nowait(delete("c"))
-        with harness.feed.ending("c"):
-            with harness.feed.ending("c"):
+        with harness.feed.stopping("c"):
+            with harness.feed.stopping("c"):
                 await asyncio.sleep(0.3)
             await asyncio.sleep(0.3)
         await asyncio.sleep(5)

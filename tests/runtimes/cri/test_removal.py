@@ -62,30 +62,32 @@ STOP, REMOVE = "StopPodSandbox b 120", "RemovePodSandbox b 120"
 
 CASES: dict[str, tuple[str, Work, dict[str, list[Exception | None]], list[str]]] = {
     "containerd stops a container": (
-        "containerd", lambda ending: ending.stop_container("running", 5), {}, ["StopContainer running 125"]),
+        "containerd", lambda removal: removal.stop_container("running", 5), {}, ["StopContainer running 125"]),
     "CRI-O stops a container that runs": (
-        "cri-o", lambda ending: ending.stop_container("running", 5), {},
+        "cri-o", lambda removal: removal.stop_container("running", 5), {},
         ["ContainerStatus running 120", "StopContainer running 125"]),
     "CRI-O gets no stop call for an exited container": (
-        "cri-o", lambda ending: ending.stop_container("exited", 5), {}, ["ContainerStatus exited 120"]),
+        "cri-o", lambda removal: removal.stop_container("exited", 5), {}, ["ContainerStatus exited 120"]),
     "CRI-O gets no stop call for a removed container": (
-        "cri-o", lambda ending: ending.stop_container("nothing", 5), {}, ["ContainerStatus nothing 120"]),
-    "containerd stops a sandbox": ("containerd", lambda ending: ending.stop_sandbox("b"), {}, [STOP]),
+        "cri-o", lambda removal: removal.stop_container("nothing", 5), {}, ["ContainerStatus nothing 120"]),
+    "containerd stops a sandbox": ("containerd", lambda removal: removal.stop_sandbox("b"), {}, [STOP]),
     "CRI-O stops a sandbox after all in it is killed": (
-        "cri-o", lambda ending: ending.stop_sandbox("b"), {}, [*KILLS, "StopPodSandbox b 4"]),
+        "cri-o", lambda removal: removal.stop_sandbox("b"), {}, [*KILLS, "StopPodSandbox b 4"]),
     "CRI-O gets more time if the first was too short": (
-        "", lambda ending: ending.stop_sandbox("b"), {"StopPodSandbox": [LATE]}, [*KILLS, "StopPodSandbox b 4", STOP]),
-    "containerd removes a sandbox": ("containerd", lambda ending: ending.remove_sandbox("b"), {}, [REMOVE]),
+        "", lambda removal: removal.stop_sandbox("b"), {"StopPodSandbox": [LATE]},
+        [*KILLS, "StopPodSandbox b 4", STOP]),
+    "containerd removes a sandbox": ("containerd", lambda removal: removal.remove_sandbox("b"), {}, [REMOVE]),
     "CRI-O removes a sandbox after it is stopped": (
-        "cri-o", lambda ending: ending.remove_sandbox("b"), {}, [*KILLS, "StopPodSandbox b 4", REMOVE]),
+        "cri-o", lambda removal: removal.remove_sandbox("b"), {}, [*KILLS, "StopPodSandbox b 4", REMOVE]),
     "a sandbox that is not removed is stopped first": (
-        "containerd", lambda ending: ending.remove_sandbox("b"), {"RemovePodSandbox": [BUSY]}, [REMOVE, STOP, REMOVE]),
+        "containerd", lambda removal: removal.remove_sandbox("b"), {"RemovePodSandbox": [BUSY]},
+        [REMOVE, STOP, REMOVE]),
     "containerd removes a container": (
-        "containerd", lambda ending: ending.remove_container("c"), {}, ["RemoveContainer c 120"]),
+        "containerd", lambda removal: removal.remove_container("c"), {}, ["RemoveContainer c 120"]),
     "CRI-O removes a container after it is killed": (
-        "cri-o", lambda ending: ending.remove_container("c"), {}, ["StopContainer c 120", "RemoveContainer c 120"]),
+        "cri-o", lambda removal: removal.remove_container("c"), {}, ["StopContainer c 120", "RemoveContainer c 120"]),
     "a container that is not removed is killed first": (
-        "containerd", lambda ending: ending.remove_container("c"), {"RemoveContainer": [BUSY]},
+        "containerd", lambda removal: removal.remove_container("c"), {"RemoveContainer": [BUSY]},
         ["RemoveContainer c 120", "StopContainer c 120", "RemoveContainer c 120"]),
 }  # fmt: skip
 
@@ -95,10 +97,10 @@ def test_the_calls_of_stops_and_removals(
     runtime_name: str, work: Work, faults: dict[str, list[Exception | None]], expected: list[str]
 ) -> None:
     runtime = Runtime(faults)
-    ending = Removal(CriCalls(runtime))
-    ending.learn("containerd")
-    ending.learn(runtime_name)
-    simulate(_await(work(ending)))
+    removal = Removal(CriCalls(runtime))
+    removal.learn("containerd")
+    removal.learn(runtime_name)
+    simulate(_await(work(removal)))
     assert runtime.sent == expected
 
 
@@ -126,9 +128,9 @@ def test_a_repeated_refusal_is_reported(
     work: Work, method: str, errors: list[Exception | None], expected: type[Exception]
 ) -> None:
     async def scenario() -> None:
-        ending = Removal(CriCalls(Runtime({method: errors})))
-        ending.learn("containerd")
+        removal = Removal(CriCalls(Runtime({method: errors})))
+        removal.learn("containerd")
         with pytest.raises(expected):
-            await work(ending)
+            await work(removal)
 
     asyncio.run(scenario())

@@ -648,12 +648,12 @@ def test_a_keeper_that_cannot_be_forked_leaves_no_files() -> None:
 
 def test_a_keeper_that_became_ready_too_late_is_killed() -> None:
     async def act(harness: Harness) -> None:
-        making = asyncio.ensure_future(harness.sandbox())
+        creation = asyncio.ensure_future(harness.sandbox())
         while not harness.keepers:
             await asyncio.sleep(0)
         (keeper,) = harness.keepers
         keeper.hangs = True  # it does not detect that its connection was closed
-        making.cancel()
+        creation.cancel()
         await asyncio.sleep(10)
         assert len(harness.sandboxes) == 1
         keeper.die()

@@ -78,7 +78,7 @@ def _print_lines(story: Story, seed: int, pod_name: str) -> None:
                 console.print(event_line(event))
             if number in _TABLE_MINUTES:
                 console.print("", node_table(snapshot, plain=True, fold=True), "", sep="\n")
-        _print_ending(console, story, recorder, pod_name, plain=True)
+        _print_summary(console, story, recorder, pod_name, plain=True)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())  # rich pads tables with spaces on the right
 
@@ -97,7 +97,7 @@ def _show_on_terminal(story: Story, seed: int, pod_name: str) -> None:
             time.sleep(max(0.0, began + next(frames) * _FRAME_SECONDS - time.monotonic()))
 
         recorder = play(story, seed=seed, pod_name=pod_name, show=show)
-    _print_ending(console, story, recorder, pod_name, plain=plain, real_seconds=time.monotonic() - began)
+    _print_summary(console, story, recorder, pod_name, plain=plain, real_seconds=time.monotonic() - began)
 
 
 def _print_intro(console: Console, story: Story, seed: int) -> None:
@@ -108,7 +108,7 @@ def _print_intro(console: Console, story: Story, seed: int) -> None:
     console.print()
 
 
-def _print_ending(
+def _print_summary(
     console: Console, story: Story, recorder: Recorder, pod_name: str, *, plain: bool, real_seconds: float | None = None
 ) -> None:
     assert recorder.explanation is not None  # every pod of a story is created at some time

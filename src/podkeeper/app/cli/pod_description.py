@@ -76,7 +76,7 @@ def _head(pod: Pod, now: datetime) -> Iterator[str]:
     yield from _labels("Labels", meta.labels)
     yield from _annotations(meta.annotations or {})
     if meta.deletion_timestamp and status.phase not in ("Failed", "Succeeded"):
-        yield f"Status:\tTerminating ({_ending(parse_time(meta.deletion_timestamp) - now)})"
+        yield f"Status:\tTerminating ({_remaining_grace(parse_time(meta.deletion_timestamp) - now)})"
         yield f"Termination Grace Period:\t{meta.deletion_grace_period_seconds or 0}s"
     else:
         yield f"Status:\t{status.phase or ''}"
@@ -95,7 +95,7 @@ def _head(pod: Pod, now: datetime) -> Iterator[str]:
             yield f"Controlled By:\t{owner.kind}/{owner.name}"
 
 
-def _ending(left: timedelta) -> str:
+def _remaining_grace(left: timedelta) -> str:
     # kubectl prints the time since the end of the grace period. Before that end it prints "<invalid>".
     return f"killed in {human_duration(left)}" if left > timedelta(0) else f"lasts {human_duration(-left)}"
 

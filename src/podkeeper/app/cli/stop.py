@@ -63,8 +63,8 @@ def _is_stopped(client: LocalClient, pod: Json) -> bool:
         if error.code == 404:
             return True  # its manifest was removed in the meantime
         raise
-    return now["metadata"]["uid"] != pod["metadata"]["uid"] or not _is_ending(now)
+    return now["metadata"]["uid"] != pod["metadata"]["uid"] or not _is_terminating(now)
 
 
-def _is_ending(pod: Json) -> bool:
+def _is_terminating(pod: Json) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp")) or pod["status"].get("reason") != "Stopped"

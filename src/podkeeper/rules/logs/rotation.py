@@ -30,7 +30,7 @@ Stamp = NewType("Stamp", str)
 BEFORE_ALL: Final = Stamp("")
 
 _STAMP_FORMAT: Final = "%Y%m%d-%H%M%S"
-_NAME: Final = re.compile(r"(?P<log>[0-9]+\.log)(?:\.(?P<stamp>[0-8][0-9]{7}-[0-9]{6})(?P<ending>\.gz|\.tmp)?)?")
+_NAME: Final = re.compile(r"(?P<log>[0-9]+\.log)(?:\.(?P<stamp>[0-8][0-9]{7}-[0-9]{6})(?P<suffix>\.gz|\.tmp)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ def attempt_of(name: str) -> int | None:
 def parts_of(log: str, names: Iterable[str]) -> dict[Stamp, str]:
     """Return the readable rotated parts of a log by stamp, oldest first."""
     parts: dict[Stamp, str] = {}
-    for name, stamp, ending in _rotated(log, names):
+    for name, stamp, suffix in _rotated(log, names):
         # A compressed part is complete, because it is renamed last. Its uncompressed original is not needed any more.
-        if ending == COMPRESSED or (ending is None and stamp not in parts):
+        if suffix == COMPRESSED or (suffix is None and stamp not in parts):
             parts[stamp] = name
     return dict(sorted(parts.items()))
 
@@ -122,7 +122,7 @@ def _rotated(log: str, names: Iterable[str]) -> Iterator[tuple[str, Stamp, str |
     for name in names:
         found = _NAME.fullmatch(name)
         if found is not None and found["log"] == log and found["stamp"] is not None:
-            yield name, Stamp(found["stamp"]), found["ending"]
+            yield name, Stamp(found["stamp"]), found["suffix"]
 
 
 def _next_stamp(taken: Iterable[Stamp], now: datetime) -> Stamp:

@@ -461,15 +461,15 @@ def merged_status(api_pod: Pod, new: PodStatus, *, could_run: bool, now: datetim
     have to wait.
     """
     old, moment = api_pod.status, format_time(now)
-    ending = not is_terminal(old.phase) and is_terminal(new.phase)
-    if ending and not could_run:
+    becomes_terminal = not is_terminal(old.phase) and is_terminal(new.phase)
+    if becomes_terminal and not could_run:
         # The transition time is now, because the condition was held back until all containers had stopped.
         new = _with_transition_time(new, old, DISRUPTION_TARGET, moment)
     conditions = tuple(each for each in old.conditions or () if not is_ours(each))
     for condition in new.conditions or ():
         if is_ours(condition):
             conditions = (*conditions, condition)
-        elif is_shared(condition) and ending and not could_run:
+        elif is_shared(condition) and becomes_terminal and not could_run:
             conditions = with_condition(conditions, condition)
     to_send = replace(
         new,
@@ -478,7 +478,7 @@ def merged_status(api_pod: Pod, new: PodStatus, *, could_run: bool, now: datetim
         extended_resource_claim_status=old.extended_resource_claim_status,
         node_allocatable_resource_claim_statuses=old.node_allocatable_resource_claim_statuses,
     )
-    if ending and could_run:
+    if becomes_terminal and could_run:
         to_send = replace(to_send, phase=old.phase, reason=old.reason, message=old.message)
     return MergedStatus(_unready_if_terminal(api_pod, to_send, moment), new)
 

@@ -58,7 +58,7 @@ class Creation:
     def __init__(
         self,
         calls: CriCalls,
-        ending: Removal,
+        removal: Removal,
         index: OwnerIndex,
         node: NodeFacts,
         files: PodFiles,
@@ -66,7 +66,7 @@ class Creation:
         prepare_sub_path: PrepareSubPath | None = None,
     ) -> None:
         self._calls = calls
-        self._ending = ending
+        self._removal = removal
         self._index = index
         self.node = node
         self._files = files
@@ -129,8 +129,8 @@ class Creation:
         ready = next((box.id for box in found if box.state == cri.SANDBOX_READY), None)
         useless = {box.id for box in found} | ({holder} if holder else set())
         for sandbox_id in sorted(useless - {ready}):
-            await self._ending.stop_sandbox(sandbox_id)
-            await self._ending.remove_sandbox(sandbox_id)
+            await self._removal.stop_sandbox(sandbox_id)
+            await self._removal.remove_sandbox(sandbox_id)
         return ready
 
     def forget(self, sandbox_id: str) -> None:
@@ -215,7 +215,7 @@ class Creation:
             raise RuntimeRefused(f"cannot create container {name}: attempt {attempt} has already started")
         # A runtime does not list containers that it is still creating. Such a container has not started.
         for container_id in sorted(found.keys() | ({holder} if holder else set())):
-            await self._ending.remove_container(container_id)
+            await self._removal.remove_container(container_id)
 
     async def _config_of(self, sandbox_id: str, pod: Pod) -> cri.PodSandboxConfig:
         """Return the configuration of a sandbox: ours, the runtime's, or computed again."""

@@ -76,7 +76,7 @@ class _OwnCalls:
     """Our own calls in flight about one object."""
 
     count: int = 0
-    ending: bool = False  # one of them stops or removes the object
+    stops: bool = False  # one of them stops or removes the object
     over: asyncio.Event = field(default_factory=asyncio.Event)
     over_at: float = 0.0
 
@@ -129,10 +129,10 @@ class EventFeed:
             self._group.create_task(self._forward_start(owner, event, calls))
 
     @contextmanager
-    def ending(self, object_id: str) -> Iterator[None]:
+    def stopping(self, object_id: str) -> Iterator[None]:
         """Mark our own stop or remove call. Its events need no confirmation."""
         with self._calling(object_id) as calls:
-            calls.ending = True
+            calls.stops = True
             yield
 
     @contextmanager
@@ -178,9 +178,9 @@ class EventFeed:
             if owner is None and uid:
                 is_sandbox = event.container_id == event.pod_sandbox_status.id
                 owner = Owner(PodUID(uid), Kind.SANDBOX if is_sandbox else Kind.CONTAINER)
-            if owner is not None and (happened := _TYPES.get(event.container_event_type)) is not None:
-                self._forward(owner, event.container_id, happened, instant(event.created_at))
-                if happened is RuntimeEventType.DELETED:
+            if owner is not None and (event_type := _TYPES.get(event.container_event_type)) is not None:
+                self._forward(owner, event.container_id, event_type, instant(event.created_at))
+                if event_type is RuntimeEventType.DELETED:
                     self._index.drop(event.container_id)
         return received
 
@@ -245,34 +245,34 @@ class EventFeed:
         if not await self._is_inspected(owner, RuntimeEventType.DELETED, calls):
             self._forward(owner, object_id, RuntimeEventType.DELETED, at)
 
-    async def _is_inspected(self, owner: Owner, happened: RuntimeEventType, calls: _OwnCalls) -> bool:
+    async def _is_inspected(self, owner: Owner, event_type: RuntimeEventType, calls: _OwnCalls) -> bool:
         """Return whether the pod was inspected after our own calls returned."""
         with suppress(TimeoutError):
             async with asyncio.timeout(OWN_CALL_SECONDS):
                 await calls.over.wait()
         if not calls.over.is_set():
             return False
-        await asyncio.sleep(OWN_REMOVAL_SECONDS if happened is RuntimeEventType.DELETED else OWN_CHANGE_SECONDS)
+        await asyncio.sleep(OWN_REMOVAL_SECONDS if event_type is RuntimeEventType.DELETED else OWN_CHANGE_SECONDS)
         return self._inspected_since(owner.uid, calls.over_at)
 
-    async def _forward_confirmed(self, object_id: str, happened: RuntimeEventType, at: datetime) -> None:
+    async def _forward_confirmed(self, object_id: str, event_type: RuntimeEventType, at: datetime) -> None:
         """Forward an event after the status confirms it."""
         try:
             owner = self._index.get(object_id)
             if owner is None:
                 await asyncio.sleep(UNKNOWN_ID_SECONDS)
                 owner = await self._look_up(object_id)
-                if owner is None or (owner.made_here and happened is RuntimeEventType.STARTED):
+                if owner is None or (owner.made_here and event_type is RuntimeEventType.STARTED):
                     return
             calls = self._own_calls.get(object_id)
-            if calls is not None and calls.ending and await self._is_inspected(owner, happened, calls):
+            if calls is not None and calls.stops and await self._is_inspected(owner, event_type, calls):
                 return
-            await self._confirm(object_id, owner, happened)
+            await self._confirm(object_id, owner, event_type)
         except TryLater as error:
-            log.debug("cannot confirm that %s was %s: %s", object_id, happened, error)
+            log.debug("cannot confirm that %s was %s: %s", object_id, event_type, error)
             if owner is None:
                 return
-        self._forward(owner, object_id, happened, at)
+        self._forward(owner, object_id, event_type, at)
 
     async def _look_up(self, object_id: str) -> Owner | None:
         """Look up the owner of an unknown ID. None if it belongs to no pod."""
@@ -287,7 +287,7 @@ class EventFeed:
                     self._index.saw(object_id, uid, kind)
         return self._index.get(object_id)
 
-    async def _confirm(self, object_id: str, owner: Owner, happened: RuntimeEventType) -> None:
+    async def _confirm(self, object_id: str, owner: Owner, event_type: RuntimeEventType) -> None:
         """Wait until the status shows the change, for a limited time."""
         if (calls := self._own_calls.get(object_id)) is not None:
             with suppress(TimeoutError):
@@ -298,22 +298,22 @@ class EventFeed:
                 if owner.kind is Kind.SANDBOX:
                     ready = (await self._calls.sandbox_status(object_id)).status.state == cri.SANDBOX_READY
                     seen = RuntimeEventType.STARTED if ready else RuntimeEventType.STOPPED
-                    if seen is happened:
+                    if seen is event_type:
                         return
                 else:
                     state = (await self._calls.container_status(object_id)).state
-                    if state not in _BEFORE[happened]:
+                    if state not in _BEFORE[event_type]:
                         return
             except ObjectNotFound:
                 return
             await asyncio.sleep(pause)
-        log.warning("the runtime reported that %s was %s, but its status does not show it", object_id, happened)
+        log.warning("the runtime reported that %s was %s, but its status does not show it", object_id, event_type)
 
-    def _forward(self, owner: Owner, object_id: str, happened: RuntimeEventType, at: datetime) -> None:
+    def _forward(self, owner: Owner, object_id: str, event_type: RuntimeEventType, at: datetime) -> None:
         self._forget(object_id)
         if (start := self._pending_starts.pop(object_id, None)) is not None:
             self._hub.send(start)  # the start comes before its successor
-        self._hub.send(RuntimeEvent(owner.uid, object_id, happened, at))
+        self._hub.send(RuntimeEvent(owner.uid, object_id, event_type, at))
 
 
 def _instant_of(at: containerd_events.Instant) -> datetime:

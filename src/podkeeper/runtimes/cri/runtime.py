@@ -119,13 +119,13 @@ class CriRuntime:
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox, and by force whatever still runs in it."""
-        with self._feed.ending(sandbox_id):
+        with self._feed.stopping(sandbox_id):
             await self._removal.stop_sandbox(sandbox_id)
         self._inspector.forget(sandbox_id)
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
         """Remove a sandbox and all containers in it."""
-        with self._feed.ending(sandbox_id):
+        with self._feed.stopping(sandbox_id):
             await self._removal.remove_sandbox(sandbox_id)
         self._creation.forget(sandbox_id)
         self._inspector.forget(sandbox_id)
@@ -162,12 +162,12 @@ class CriRuntime:
 
     async def stop_container(self, container_id: str, grace_seconds: float) -> None:
         """Send SIGTERM, wait up to the grace period, then kill the container."""
-        with self._feed.ending(container_id):
+        with self._feed.stopping(container_id):
             await self._removal.stop_container(container_id, grace_seconds)
 
     async def remove_container(self, container_id: str) -> None:
         """Remove a container. A running one is killed."""
-        with self._feed.ending(container_id):
+        with self._feed.stopping(container_id):
             await self._removal.remove_container(container_id)
         self._inspector.forget(container_id)
 

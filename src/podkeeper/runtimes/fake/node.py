@@ -223,7 +223,7 @@ class FakeNode:
             known = self._pods[uid] = FakePod(uid, pod.metadata.name or "", pod.metadata.namespace or "")
         return known
 
-    def _changed_by(self, pod: FakePod, thing: SandboxRecord | ContainerRecord, happened: RuntimeEventType) -> None:
+    def _changed_by(self, pod: FakePod, thing: SandboxRecord | ContainerRecord, event_type: RuntimeEventType) -> None:
         """Mark a pod as changed, and send the event."""
         pod.record = None
         if pod.sandboxes or pod.containers:
@@ -233,8 +233,8 @@ class FakeNode:
             self._records.pop(pod.uid, None)
             self._changed.discard(pod.uid)
         if self.witness is not None:
-            self.witness(pod.uid, thing, happened)
-        self._send(RuntimeEvent(pod.uid, thing.id, happened, self._clock.now()))
+            self.witness(pod.uid, thing, event_type)
+        self._send(RuntimeEvent(pod.uid, thing.id, event_type, self._clock.now()))
 
     def _next_number(self) -> int:
         self._made += 1

@@ -122,7 +122,7 @@ class ScenarioLog:
         self.names = _PodLabels()
         self.ready: defaultdict[str, list[str]] = defaultdict(list)  # each change of the Ready condition, by pod
         self.phases: defaultdict[str, list[str]] = defaultdict(list)
-        self._ending: dict[PodUID, str] = {}  # pods that must terminate, and how the agent was informed
+        self._terminating: dict[PodUID, str] = {}  # pods that must terminate, and how the agent was informed
         world.bus.subscribe(PodChanged, self._on_pod_changed)
         world.bus.subscribe(UpdateReceived, self._on_update_received)
         world.bus.subscribe(CallStarted, self._on_call_started)
@@ -145,17 +145,17 @@ class ScenarioLog:
             _append_change(self.ready[name], ready_of(pod.status))
             _append_change(self.phases[name], pod.status.phase or "")
         if is_terminal(pod.status.phase) and not is_mirror_pod(pod):
-            self._ending.setdefault(uid_of(pod), f"its phase is {pod.status.phase}")
+            self._terminating.setdefault(uid_of(pod), f"its phase is {pod.status.phase}")
 
     def _on_update_received(self, it: UpdateReceived) -> None:
         update = it.update
         for pod in update.pods:
             self.names.of(pod)
             if update.source == API_SOURCE and (update.op is Op.REMOVE or pod.metadata.deletion_timestamp):
-                self._ending.setdefault(uid_of(pod), f"agent {it.agent} received its deletion")
+                self._terminating.setdefault(uid_of(pod), f"agent {it.agent} received its deletion")
 
     def _on_call_started(self, call: CallStarted) -> None:
-        if call.operation == "start_container" and (why := self._ending.get(call.uid)):
+        if call.operation == "start_container" and (why := self._terminating.get(call.uid)):
             name = f"{self.names[call.uid]}/{call.subject}"
             self._world.violated("I12", call.uid, f"container {name} is started but the pod must terminate: {why}")
 

@@ -108,8 +108,8 @@ def test_a_file_that_an_earlier_callback_registered_again_is_not_called(loop: Lo
 
 
 def test_a_failing_callback_is_reported_and_its_file_unregistered(pipe: tuple[int, int]) -> None:
-    complaints: list[str] = []
-    loop = Loop(lambda: complaints.append("!"))
+    errors: list[str] = []
+    loop = Loop(lambda: errors.append("!"))
 
     def fail() -> None:
         raise ValueError("a bug")
@@ -120,7 +120,7 @@ def test_a_failing_callback_is_reported_and_its_file_unregistered(pipe: tuple[in
     loop.after(0.001, loop.stop)
     loop.run()
     loop.close()
-    assert complaints == ["!", "!"]
+    assert errors == ["!", "!"]
 
 
 def test_concurrent_signals_cause_one_callback(loop: Loop) -> None:

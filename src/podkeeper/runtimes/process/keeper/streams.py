@@ -52,7 +52,7 @@ class AttachedReader:
         self._on_progress = on_progress  # it has room again, or is closed
         self._pending = b""
         self._stall_timer: Timer | None = None
-        self._ending = False
+        self._is_closing = False
 
     @property
     def closed(self) -> bool:
@@ -74,7 +74,7 @@ class AttachedReader:
 
     def end(self) -> None:
         """Close the reader after the pending data is sent."""
-        self._ending = True
+        self._is_closing = True
         if not self.full:
             self._close()
 
@@ -88,7 +88,7 @@ class AttachedReader:
             return
         self._pending = self._pending[sent:]
         self._update_stall(progress=sent > 0)
-        if not self._pending and self._ending:
+        if not self._pending and self._is_closing:
             self._close()
 
     def _update_stall(self, *, progress: bool) -> None:
