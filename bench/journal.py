@@ -1,6 +1,6 @@
 """The journal file beside SQLite: `python -m bench.journal [--json] [--directory DIR]`.
 
-Three stores hold the same notes: `journal.file.FileJournal`, and one SQLite table (key, value) in WAL mode with
+Three stores hold the same entries: `journal.file.FileJournal`, and one SQLite table (key, value) in WAL mode with
 `synchronous=FULL` and with `synchronous=NORMAL`. All write in one thread and share a commit among concurrent syncs.
 They run alternately in one run, so that a slow disk slows all of them. Compare ratios, not seconds.
 
@@ -28,25 +28,25 @@ from typing import Protocol
 
 from podkeeper.journal.file import FileJournal
 
-NOTE_BYTES = 2048
+ENTRY_BYTES = 2048
 ROUNDS = 5
 SYNCED_WRITES = 400  # per store and round
-BATCH = 32  # notes per sync in the bulk test, about one group commit of a busy agent
-_UPSERT = "INSERT INTO notes VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-REWRITES = 5  # how often the bulk test writes each note
+BATCH = 32  # entries per sync in the bulk test, about one group commit of a busy agent
+_UPSERT = "INSERT INTO entries VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+REWRITES = 5  # how often the bulk test writes each entry
 
 
 class Store(Protocol):
     """The part of the journal port that the bench needs."""
 
     def load(self) -> Mapping[str, bytes]:
-        """Return all notes."""
+        """Return all entries."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a note. It is durable after the next `sync`."""
+        """Set an entry. It is durable after the next `sync`."""
 
     async def sync(self) -> None:
-        """Return when all notes are durable."""
+        """Return when all entries are durable."""
 
     async def close(self) -> None:
         """Sync and close."""
@@ -60,17 +60,17 @@ class SqliteStore:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute(f"PRAGMA synchronous={synchronous}")
-        self._connection.execute("CREATE TABLE IF NOT EXISTS notes (key TEXT PRIMARY KEY, value BLOB)")
-        self._notes: dict[str, bytes] = dict(self._connection.execute("SELECT key, value FROM notes"))
+        self._connection.execute("CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value BLOB)")
+        self._entries: dict[str, bytes] = dict(self._connection.execute("SELECT key, value FROM entries"))
         self._changed: dict[str, bytes] = {}
 
     def load(self) -> Mapping[str, bytes]:
-        """Return all notes."""
-        return dict(self._notes)
+        """Return all entries."""
+        return dict(self._entries)
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a note. It is durable after the next `sync`."""
-        self._notes[key] = self._changed[key] = value
+        """Set an entry. It is durable after the next `sync`."""
+        self._entries[key] = self._changed[key] = value
 
     async def sync(self) -> None:
         """Write all changes in one transaction."""
@@ -92,14 +92,14 @@ class SqliteStore:
 
 STORES: dict[str, Callable[[Path], Store]] = {
     "file": lambda directory: FileJournal.open(directory / "journal"),
-    "sqlite_full": lambda directory: SqliteStore(directory / "notes.db", "FULL"),
-    "sqlite_normal": lambda directory: SqliteStore(directory / "notes.db", "NORMAL"),
+    "sqlite_full": lambda directory: SqliteStore(directory / "entries.db", "FULL"),
+    "sqlite_normal": lambda directory: SqliteStore(directory / "entries.db", "NORMAL"),
 }
 
 
-def note(number: int) -> bytes:
-    """Return a note of about the size of a small pod, different for each number."""
-    return f"{number:012}".encode() * (NOTE_BYTES // 12)
+def entry(number: int) -> bytes:
+    """Return an entry of about the size of a small pod, different for each number."""
+    return f"{number:012}".encode() * (ENTRY_BYTES // 12)
 
 
 def key_of(pod: int) -> str:
@@ -116,11 +116,11 @@ def size_of(directory: Path) -> int:
 
 
 async def one_by_one(store: Store, round_number: int) -> tuple[list[float], float]:
-    """Write single notes durably. Return the latencies in ms and the CPU time per 1000 writes in ms."""
+    """Write single entries durably. Return the latencies in ms and the CPU time per 1000 writes in ms."""
     latencies = []
     cpu = time.process_time()
     for number in range(SYNCED_WRITES):
-        value = note(round_number * SYNCED_WRITES + number)
+        value = entry(round_number * SYNCED_WRITES + number)
         began = time.perf_counter()
         store.put(key_of(number % 100), value)
         await store.sync()
@@ -129,14 +129,14 @@ async def one_by_one(store: Store, round_number: int) -> tuple[list[float], floa
 
 
 async def bulk(store: Store, pods: int) -> None:
-    """Write all notes several times, in random order, `BATCH` per sync."""
+    """Write all entries several times, in random order, `BATCH` per sync."""
     order = list(range(pods))
     chance = random.Random(0)
     for rewrite in range(REWRITES):
         chance.shuffle(order)
         for start in range(0, pods, BATCH):
             for pod in order[start : start + BATCH]:
-                store.put(key_of(pod), note(rewrite * pods + pod))
+                store.put(key_of(pod), entry(rewrite * pods + pod))
             await store.sync()
 
 
@@ -164,9 +164,9 @@ async def durable_write_figures(base: Path) -> dict[str, float]:
 
 
 async def bulk_figures(base: Path, pods: int) -> dict[str, float]:
-    """Size, write amplification and open time with the notes of many pods."""
+    """Size, write amplification and open time with the entries of many pods."""
     figures = {}
-    payload = pods * REWRITES * len(note(0))
+    payload = pods * REWRITES * len(entry(0))
     for name, opened in STORES.items():
         directory = base / f"bulk-{name}"
         directory.mkdir()
@@ -175,7 +175,7 @@ async def bulk_figures(base: Path, pods: int) -> dict[str, float]:
         await bulk(store, pods)
         figures[f"{name}_bulk_seconds"] = time.perf_counter() - began
         figures[f"{name}_bulk_cpu_seconds"] = time.process_time() - cpu
-        figures[f"{name}_disk_ratio_to_notes"] = size_of(directory) / (pods * len(note(0)))
+        figures[f"{name}_disk_ratio_to_notes"] = size_of(directory) / (pods * len(entry(0)))
         await store.close()
         figures[f"{name}_write_amplification"] = (bytes_written() - before) / payload
         opens = []
@@ -190,11 +190,11 @@ async def bulk_figures(base: Path, pods: int) -> dict[str, float]:
 
 
 async def acknowledge_writes(name: str, directory: Path) -> None:
-    """Write notes forever and print the number of each one that is durable. The parent kills this process."""
+    """Write entries forever and print the number of each one that is durable. The parent kills this process."""
     store = STORES[name](directory)
     number = 0
     while True:
-        store.put(key_of(number % 50), note(number))
+        store.put(key_of(number % 50), entry(number))
         await store.sync()
         print(number, flush=True)
         number += 1
@@ -220,18 +220,18 @@ def crash_figures(base: Path, crashes: int) -> dict[str, float]:
             acknowledged = [int(line) for line in child.stdout.read().split(b"\n")[:-1]]
             child.wait()
             last = max(acknowledged, default=0)
-            notes = asyncio.run(_reopened(name, directory))
+            entries = asyncio.run(_reopened(name, directory))
             newest = {at % 50: at for at in range(last + 1)}
-            lost += sum(int(notes.get(key_of(pod), b"-1")[:12]) < at for pod, at in newest.items())
+            lost += sum(int(entries.get(key_of(pod), b"-1")[:12]) < at for pod, at in newest.items())
         figures[f"{name}_acknowledged_writes_lost_in_{crashes}_kills"] = float(lost)
     return figures
 
 
 async def _reopened(name: str, directory: Path) -> Mapping[str, bytes]:
     store = STORES[name](directory)
-    notes = store.load()
+    entries = store.load()
     await store.close()
-    return notes
+    return entries
 
 
 def ratios(figures: dict[str, float]) -> dict[str, float]:
@@ -248,7 +248,7 @@ def ratios(figures: dict[str, float]) -> dict[str, float]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.journal", description="Compare the journal with SQLite.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--pods", type=int, default=10_000, help="pods with a note [default: 10000]")
+    parser.add_argument("--pods", type=int, default=10_000, help="pods with an entry [default: 10000]")
     parser.add_argument("--crashes", type=int, default=10, help="kills per store [default: 10]")
     parser.add_argument("--directory", type=Path, help="directory on the disk to measure [default: system's]")
     parser.add_argument("--write", choices=STORES, help=argparse.SUPPRESS)

@@ -686,8 +686,8 @@ MUTANTS = (
     PlantedBug(
         "note-age-by-the-wall-clock",
         "rules/backoff/checkpoint.py",
-        "return steady_away if steady_away >= _NOTHING else max(wall - noted_wall, _NOTHING)",
-        "return max(wall - noted_wall, _NOTHING)",
+        "return steady_away if steady_away >= _NOTHING else max(wall - wall_written, _NOTHING)",
+        "return max(wall - wall_written, _NOTHING)",
         ("tests/rules/backoff/test_checkpoint.py",),
     ),
     PlantedBug(

@@ -26,7 +26,7 @@ Write = tuple[str, bytes | None]
 
 BEGUN: Sequence[Write] = [("base", b"0")]  # a rewrite is renamed when complete, so no reader sees a part of it
 HISTORIES: dict[str, Sequence[Sequence[Write]]] = {  # a sync after each inner list
-    "a few notes": [BEGUN, [("a", b"1")], [("b", b"22"), ("a", b"333")], [("a", None)]],
+    "a few entries": [BEGUN, [("a", b"1")], [("b", b"22"), ("a", b"333")], [("a", None)]],
     "one batch of many": [
         BEGUN,
         [("a", b"1"), ("b", b""), ("a", None), ("c", b"x" * 40), ("base", None), ("a", b"4"), ("b", None)],
@@ -42,13 +42,13 @@ def memory() -> Iterator[Path]:
 
 
 def after(writes: Sequence[Write]) -> dict[str, bytes]:
-    notes: dict[str, bytes] = {}
+    entries: dict[str, bytes] = {}
     for key, value in writes:
         if value is None:
-            notes.pop(key, None)
+            entries.pop(key, None)
         else:
-            notes[key] = value
-    return notes
+            entries[key] = value
+    return entries
 
 
 def apply(journal: FileJournal, write: Write) -> None:
@@ -61,9 +61,9 @@ def apply(journal: FileJournal, write: Write) -> None:
 
 def recovered(path: Path) -> dict[str, bytes]:
     journal = FileJournal.open(path)
-    notes = dict(journal.load())
+    entries = dict(journal.load())
     asyncio.run(journal.close())
-    return notes
+    return entries
 
 
 def lived(path: Path, history: Sequence[Sequence[Write]]) -> list[tuple[int, int]]:
@@ -83,7 +83,7 @@ def lived(path: Path, history: Sequence[Sequence[Write]]) -> list[tuple[int, int
     return asyncio.run(scenario())
 
 
-def test_a_crash_at_any_byte_keeps_synced_notes_and_a_prefix_of_the_rest(memory: Path) -> None:
+def test_a_crash_at_any_byte_keeps_synced_entries_and_a_prefix_of_the_rest(memory: Path) -> None:
     for name, history in HISTORIES.items():
         path = memory / name / "journal"
         marks = lived(path, history)
@@ -100,7 +100,7 @@ def test_a_crash_at_any_byte_keeps_synced_notes_and_a_prefix_of_the_rest(memory:
 
 def test_damage_at_any_byte_keeps_a_prefix_and_loses_no_file(memory: Path) -> None:
     path = memory / "journal"
-    history = HISTORIES["a few notes"]
+    history = HISTORIES["a few entries"]
     marks = lived(path, history)
     writes = list(itertools.chain(*history))
     whole = path.read_bytes()
@@ -233,7 +233,7 @@ asyncio.run(main())
 """
 
 
-def test_synced_notes_survive_kill_9(tmp_path: Path) -> None:
+def test_synced_entries_survive_kill_9(tmp_path: Path) -> None:
     path, chance = tmp_path / "journal", random.Random(5)
     for _ in range(6):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)

@@ -41,7 +41,7 @@ def disk() -> RecordingDisk:
 
 @pytest.fixture
 def file(tmp_path: Path, disk: RecordingDisk) -> Iterator[JournalFile]:
-    """A file with one note. At the end no descriptor may be open."""
+    """A file with one entry. At the end no descriptor may be open."""
     before = os.listdir("/proc/self/fd")
     made = JournalFile(tmp_path / "state" / "journal", disk)
     made.rewrite(OLD)

@@ -46,10 +46,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def written(path: Path, *rounds: dict[str, bytes]) -> None:
-    """A journal with these notes, with a sync after each batch."""
+    """A journal with these entries, with a sync after each batch."""
     journal = FileJournal.open(path)
-    for notes in rounds:
-        for key, value in notes.items():
+    for entries in rounds:
+        for key, value in entries.items():
             journal.put(key, value)
         await journal.sync()
     await journal.close()
@@ -57,9 +57,9 @@ async def written(path: Path, *rounds: dict[str, bytes]) -> None:
 
 def reopened(path: Path) -> dict[str, bytes]:
     journal = FileJournal.open(path)
-    notes = dict(journal.load())
+    entries = dict(journal.load())
     asyncio.run(journal.close())
-    return notes
+    return entries
 
 
 class CountingThread:
@@ -114,7 +114,7 @@ def test_concurrent_syncs_share_a_write(path: Path) -> None:
     assert len(reopened(path)) == 500
 
 
-def test_equal_notes_and_empty_syncs_do_not_write(path: Path) -> None:
+def test_equal_entries_and_empty_syncs_do_not_write(path: Path) -> None:
     async def scenario() -> int:
         thread = CountingThread()
         journal = FileJournal.open(path, thread=thread)
@@ -186,7 +186,7 @@ def test_a_torn_end_is_cut_off_with_a_warning(path: Path, caplog: pytest.LogCapt
     assert warning.args == (path, len(whole), len(encode("b", b"2")) - 1)
 
 
-def test_a_damaged_file_is_kept_and_the_notes_before_the_damage_are_used(
+def test_a_damaged_file_is_kept_and_the_entries_before_the_damage_are_used(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = encode_all({"a": b"1", "b": b"2"})
@@ -279,7 +279,7 @@ def test_a_removed_directory_is_created_again(path: Path) -> None:
     assert reopened(path) == {"a": b"1", "b": b"2"}
 
 
-def test_a_full_disk_is_reported_and_the_notes_are_kept(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_the_entries_are_kept(small_disk: Path) -> None:
     path, ballast = small_disk / "journal", small_disk / "ballast"
 
     async def scenario() -> None:
@@ -325,7 +325,7 @@ def test_a_disk_too_full_for_a_rewrite_keeps_the_old_file(small_disk: Path) -> N
     assert reopened(path) == {"a": bytes(9002)}
 
 
-def test_a_read_only_file_system_is_reported_and_the_notes_are_kept(small_disk: Path) -> None:
+def test_a_read_only_file_system_is_reported_and_the_entries_are_kept(small_disk: Path) -> None:
     path = small_disk / "journal"
 
     async def remount(how: str) -> None:
@@ -418,7 +418,7 @@ def test_a_sync_during_a_failed_write_gets_its_own_write(path: Path) -> None:
     assert reopened(path) == {"a": b"1", "b": bytes(40_000), "c": b"3"}
 
 
-def test_notes_written_during_a_failed_write_are_newer(path: Path) -> None:
+def test_entries_written_during_a_failed_write_are_newer(path: Path) -> None:
     disk = Disk(path.parent.parent)
 
     async def scenario() -> None:
@@ -446,7 +446,7 @@ def test_notes_written_during_a_failed_write_are_newer(path: Path) -> None:
     assert reopened(path) == {"changed": b"new", "kept": b"new"}
 
 
-def test_many_failed_writes_lose_no_note_and_keep_the_order(path: Path) -> None:
+def test_many_failed_writes_lose_no_entry_and_keep_the_order(path: Path) -> None:
     disk = Disk(path.parent.parent)
 
     async def scenario() -> None:
@@ -467,11 +467,11 @@ def test_many_failed_writes_lose_no_note_and_keep_the_order(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spare_bytes", [0, 1 << 20], ids=["rewritten each time", "appended to"])
-def test_synced_notes_survive_a_power_cut(path: Path, spare_bytes: int) -> None:
+def test_synced_entries_survive_a_power_cut(path: Path, spare_bytes: int) -> None:
     disk = Disk(path.parent.parent)
 
     def survived() -> dict[str, bytes]:
-        return read(disk.after_a_power_cut(path)).notes
+        return read(disk.after_a_power_cut(path)).entries
 
     async def scenario() -> None:
         journal = FileJournal.open(path, spare_bytes=spare_bytes, durability=disk)
@@ -497,7 +497,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("verdicts", REFUSALS.values(), ids=REFUSALS.keys())
-def test_a_power_cut_at_any_time_keeps_synced_notes(path: Path, verdicts: list[bool]) -> None:
+def test_a_power_cut_at_any_time_keeps_synced_entries(path: Path, verdicts: list[bool]) -> None:
     """A rewrite syncs the new file and then the directory. Each may fail, and a power cut may follow."""
     disk = Disk(path.parent.parent)
 
@@ -512,9 +512,9 @@ def test_a_power_cut_at_any_time_keeps_synced_notes(path: Path, verdicts: list[b
         for _ in range(verdicts.count(False)):
             with pytest.raises(TryLater):
                 await journal.sync()
-            assert read(disk.after_a_power_cut(path)).notes in (before, journal.load())
+            assert read(disk.after_a_power_cut(path)).entries in (before, journal.load())
         await journal.sync()
-        assert read(disk.after_a_power_cut(path)).notes == journal.load()
+        assert read(disk.after_a_power_cut(path)).entries == journal.load()
         await journal.close()
 
     asyncio.run(scenario())
@@ -533,7 +533,7 @@ def test_a_file_that_replaces_a_removed_one_is_not_appended_to_before_its_name_i
         with pytest.raises(TryLater):
             await journal.sync()
         await journal.sync()
-        assert read(disk.after_a_power_cut(path)).notes == {"a": b"1", "b": b"2"}
+        assert read(disk.after_a_power_cut(path)).entries == {"a": b"1", "b": b"2"}
         await journal.close()
 
     asyncio.run(scenario())
@@ -557,14 +557,14 @@ def test_a_write_may_fail_after_a_rewrite_became_necessary(path: Path) -> None:
         with pytest.raises(TryLater):
             await asyncio.wait_for(syncing, 5)
         await journal.sync()
-        assert read(disk.after_a_power_cut(path)).notes == {"a": b"99" * 100}
+        assert read(disk.after_a_power_cut(path)).entries == {"a": b"99" * 100}
         await journal.close()
 
     asyncio.run(scenario())
 
 
-def test_a_rewrite_contains_the_notes_at_its_start(path: Path) -> None:
-    """The loop continues to write notes while the thread writes, so the thread has a copy."""
+def test_a_rewrite_contains_the_entries_at_its_start(path: Path) -> None:
+    """The loop continues to write entries while the thread writes, so the thread has a copy."""
     disk = Disk(path.parent.parent)
 
     async def scenario() -> None:
@@ -578,9 +578,9 @@ def test_a_rewrite_contains_the_notes_at_its_start(path: Path) -> None:
             journal.put(f"k{number}", b"second")
         disk.gate.set()
         await syncing
-        assert len(read(disk.after_a_power_cut(path)).notes) == 2000
+        assert len(read(disk.after_a_power_cut(path)).entries) == 2000
         await journal.sync()
-        assert len(read(disk.after_a_power_cut(path)).notes) == 4000
+        assert len(read(disk.after_a_power_cut(path)).entries) == 4000
         await journal.close()
 
     asyncio.run(scenario())
@@ -627,7 +627,7 @@ def test_a_torn_end_that_could_not_be_cut_off_is_not_appended_to(path: Path) -> 
         journal = FileJournal.open(path, durability=disk)
         journal.put("b", b"2")
         await journal.sync()
-        assert read(disk.after_a_power_cut(path)).notes == {"a": b"1", "b": b"2"}
+        assert read(disk.after_a_power_cut(path)).entries == {"a": b"1", "b": b"2"}
         await journal.close()
 
     asyncio.run(scenario())
@@ -647,7 +647,7 @@ def test_cancelling_a_sync_does_not_cancel_the_write(path: Path) -> None:
         await asyncio.wait([leaving])
         disk.gate.set()
         await staying
-        assert read(path.read_bytes()).notes == {"a": b"1"}
+        assert read(path.read_bytes()).entries == {"a": b"1"}
         await journal.close()
 
     asyncio.run(scenario())
@@ -669,7 +669,7 @@ def test_closing_with_a_failing_disk_releases_the_lock(path: Path) -> None:
     assert reopened(path)["a"] in (b"1", b"2")
 
 
-def test_closing_syncs_pending_notes(path: Path) -> None:
+def test_closing_syncs_pending_entries(path: Path) -> None:
     async def scenario() -> None:
         journal = FileJournal.open(path)
         journal.put("a", b"1")
@@ -731,7 +731,7 @@ def test_closing_during_a_write_keeps_the_lock(path: Path) -> None:
     assert reopened(path) == {"a": b"1"}
 
 
-def test_without_a_thread_the_notes_are_kept_for_the_next_sync(path: Path) -> None:
+def test_without_a_thread_the_entries_are_kept_for_the_next_sync(path: Path) -> None:
     async def scenario() -> None:
         thread = ManualThread()
         journal = FileJournal.open(path, thread=thread)
@@ -745,7 +745,7 @@ def test_without_a_thread_the_notes_are_kept_for_the_next_sync(path: Path) -> No
             await settle()
             await thread.run()
             await syncing
-            assert read(path.read_bytes()).notes == journal.load()
+            assert read(path.read_bytes()).entries == journal.load()
         await journal.close()
 
     asyncio.run(scenario())
@@ -765,10 +765,10 @@ def test_a_write_may_end_after_the_loop_is_closed(path: Path) -> None:
     asyncio.run(scenario())
     (work,) = thread.work
     work()
-    assert read(path.read_bytes()).notes == {"a": b"1"}
+    assert read(path.read_bytes()).entries == {"a": b"1"}
 
 
-def test_an_unexpected_error_is_raised_and_the_notes_are_kept(path: Path) -> None:
+def test_an_unexpected_error_is_raised_and_the_entries_are_kept(path: Path) -> None:
     class Odd(Durability):
         error: Exception | None = None
 
@@ -799,7 +799,7 @@ def test_an_unexpected_error_is_raised_and_the_notes_are_kept(path: Path) -> Non
 
 
 def sizes(path: Path, spare_bytes: int, *steps: tuple[str, int | None]) -> list[int]:
-    """The bytes beyond the header after each step: a note of so many bytes, or None to drop it; then a sync."""
+    """The bytes beyond the header after each step: an entry of so many bytes, or None to drop it; then a sync."""
 
     async def scenario() -> list[int]:
         journal = FileJournal.open(path, spare_bytes=spare_bytes)
@@ -818,7 +818,7 @@ def sizes(path: Path, spare_bytes: int, *steps: tuple[str, int | None]) -> list[
     return asyncio.run(scenario())
 
 
-# The head of a record has 16 bytes and each key 4, so a note of 80 bytes takes 100.
+# The head of a record has 16 bytes and each key 4, so an entry of 80 bytes takes 100.
 
 COMPACTED: dict[str, tuple[int, list[tuple[str, int | None]], list[int]]] = {
     "garbage up to the spare bytes is kept": (300, [("key1", 80)] * 6, [100, 200, 300, 400, 100, 200]),
@@ -829,7 +829,7 @@ COMPACTED: dict[str, tuple[int, list[tuple[str, int | None]], list[int]]] = {
         0, [("key1", 180), ("key1", 80), ("key1", 80)], [200, 100, 200]),
     "a longer value leaves more live bytes": (
         0, [("key1", 80), ("key1", 180), ("key1", 180)], [100, 300, 200]),
-    "dropped notes are garbage": (
+    "dropped entries are garbage": (
         120, [("key1", 80), ("key2", 80), ("key1", None), ("key2", None)], [100, 200, 220, 0]),
     "nothing live and all of it spare": (240, [("key1", 80), ("key2", 80), ("key1", None), ("key2", None)],
         [100, 200, 220, 240]),
@@ -883,7 +883,7 @@ def test_load_returns_a_copy(path: Path) -> None:
     assert reopened(path) == {"a": b"1"}
 
 
-def test_a_journal_without_notes_is_not_written(path: Path) -> None:
+def test_a_journal_without_entries_is_not_written(path: Path) -> None:
     async def scenario() -> None:
         journal = FileJournal.open(path)
         await journal.sync()

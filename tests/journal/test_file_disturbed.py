@@ -50,14 +50,14 @@ class Disk(JournalFile):
             raise OSError(errno.ENOSPC, "no space left on device")
         return super().append(records)
 
-    def rewrite(self, notes: Mapping[str, bytes]) -> None:
+    def rewrite(self, entries: Mapping[str, bytes]) -> None:
         if self._fails():
             if self.whole:
                 size, identity = self.size, self._identity
-                super().rewrite(notes)
+                super().rewrite(entries)
                 self.size, self._identity = size, identity
             raise OSError(errno.EIO, "input/output error")
-        super().rewrite(notes)
+        super().rewrite(entries)
 
     def _fails(self) -> bool:
         self.before -= 1
@@ -72,7 +72,7 @@ class Harness:
     written: list[tuple[str, bytes | None]] = field(default_factory=lambda: [("old", b"0")])
 
     async def write(self, key: str, value: bytes | None) -> None:
-        self.note(key, value)
+        self.put(key, value)
         mark = len(self.written)
         await self.journal.sync()
         found = self.on_disk().get(key)
@@ -80,9 +80,9 @@ class Harness:
         assert found in newest, f"{key} is {found!r} on disk after a sync, expected one of {newest}"
 
     def on_disk(self) -> Mapping[str, bytes]:
-        return read(self.disk.path.read_bytes()).notes
+        return read(self.disk.path.read_bytes()).entries
 
-    def note(self, key: str, value: bytes | None) -> None:
+    def put(self, key: str, value: bytes | None) -> None:
         self.written.append((key, value))
         if value is None:
             self.journal.drop(key)
@@ -119,9 +119,9 @@ async def everything_becomes_durable(harness: Harness) -> None:
 
 
 EVENTS: dict[str, Event[Harness]] = {
-    "the key is written": lambda harness: harness.note("a", b"newer"),
-    "the key is dropped": lambda harness: harness.note("a", None),
-    "an old key is dropped": lambda harness: harness.note("old", None),
+    "the key is written": lambda harness: harness.put("a", b"newer"),
+    "the key is dropped": lambda harness: harness.put("a", None),
+    "an old key is dropped": lambda harness: harness.put("old", None),
     "another key is written and synced": lambda harness: harness.write("b", b"2"),
     "the key is written and synced": lambda harness: harness.write("a", b"3"),
 }
@@ -138,7 +138,7 @@ def test_a_sync_during_a_failing_write_waits_for_its_own() -> None:
     failed: list[str] = []
 
     async def sync(harness: Harness, key: str) -> None:
-        harness.note(key, b"1")
+        harness.put(key, b"1")
         try:
             await harness.journal.sync()
         except TryLater:

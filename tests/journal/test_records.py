@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from podkeeper.journal.records import HEADER, Damage, OtherVersion, ParsedRecords, encode, encode_all, read, record_size
 
-NOTES = {"status/a": b'{"phase":"Running"}', "pod/ü": b"", "seen/": bytes(range(256))}
-WHOLE = encode_all(NOTES)
-FIRST = len(HEADER) + record_size("status/a", NOTES["status/a"])
+ENTRIES = {"status/a": b'{"phase":"Running"}', "pod/ü": b"", "seen/": bytes(range(256))}
+WHOLE = encode_all(ENTRIES)
+FIRST = len(HEADER) + record_size("status/a", ENTRIES["status/a"])
 SECOND = FIRST + record_size("pod/ü", b"")
 
 
@@ -20,15 +20,15 @@ def flipped(data: bytes, place: int) -> bytes:
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.binary()))
-def test_written_notes_are_read_back(notes: dict[str, bytes]) -> None:
-    data = encode_all(notes)
-    assert read(data) == ParsedRecords(notes, len(data))
-    assert len(data) == len(HEADER) + sum(record_size(key, value) for key, value in notes.items())
+def test_written_entries_are_read_back(entries: dict[str, bytes]) -> None:
+    data = encode_all(entries)
+    assert read(data) == ParsedRecords(entries, len(data))
+    assert len(data) == len(HEADER) + sum(record_size(key, value) for key, value in entries.items())
 
 
-def parsed(notes: int, end: int, damage: Damage) -> ParsedRecords:
-    """Return the first few notes."""
-    return ParsedRecords({key: NOTES[key] for key in list(NOTES)[:notes]}, end, damage)
+def parsed(entries: int, end: int, damage: Damage) -> ParsedRecords:
+    """Return the first few entries."""
+    return ParsedRecords({key: ENTRIES[key] for key in list(ENTRIES)[:entries]}, end, damage)
 
 
 LATER = encode("seen/", b"1") + encode("pod/ü", None) + encode("status/a", None)
@@ -43,8 +43,8 @@ CASES = {
     "an invalid last record is torn": (flipped(WHOLE, len(WHOLE) - 5), parsed(2, SECOND, Damage.TAIL)),
     "an invalid record before a valid one is damage": (flipped(WHOLE, FIRST + 3), parsed(1, FIRST, Damage.MIDDLE)),
     "a wrong length before a valid record is damage": (flipped(WHOLE, FIRST + 8), parsed(1, FIRST, Damage.MIDDLE)),
-    "a damaged first line loses no note": (flipped(WHOLE, 3), parsed(3, 0, Damage.MIDDLE)),
-    "a damaged version loses no note": (flipped(WHOLE, len(HEADER) - 2), parsed(3, 0, Damage.MIDDLE)),
+    "a damaged first line loses no entry": (flipped(WHOLE, 3), parsed(3, 0, Damage.MIDDLE)),
+    "a damaged version loses no entry": (flipped(WHOLE, len(HEADER) - 2), parsed(3, 0, Damage.MIDDLE)),
     "other content is damage": (b"SQLite format 3\0" + bytes(100), parsed(0, 0, Damage.MIDDLE)),
 }  # fmt: skip
 
@@ -63,8 +63,8 @@ def test_every_flipped_bit_is_detected() -> None:
     for place in range(len(WHOLE)):
         reading = read(flipped(WHOLE, place))
         assert reading.damage is not Damage.NONE
-        assert reading.notes.items() <= NOTES.items()
-        assert list(reading.notes) == list(NOTES)[: len(reading.notes)]
+        assert reading.entries.items() <= ENTRIES.items()
+        assert list(reading.entries) == list(ENTRIES)[: len(reading.entries)]
 
 
 def record(key: bytes, value_length: int, value: bytes = b"", mark: bytes = b"\xf5pk1") -> bytes:
@@ -79,7 +79,7 @@ def test_the_bytes_of_a_record() -> None:
     assert encode("k", b"") == record(b"k", 0)
     assert encode("k", None) == record(b"k", -1)
     assert encode_all({"k": b"v", "": b""}) == HEADER + record(b"k", 1, b"v") + record(b"", 0)
-    assert read(HEADER + record(b"k", 1, b"v") + record(b"", 0)).notes == {"k": b"v", "": b""}
+    assert read(HEADER + record(b"k", 1, b"v") + record(b"", 0)).entries == {"k": b"v", "": b""}
     assert record_size("kü", b"value") == 4 + 4 + 4 + 4 + 3 + 5
 
 
@@ -102,9 +102,9 @@ MORE_CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("data, notes, end, damage", MORE_CASES.values(), ids=MORE_CASES.keys())
-def test_unusual_records_are_parsed(data: bytes, notes: dict[str, bytes], end: int | None, damage: Damage) -> None:
-    assert read(data) == ParsedRecords(notes, len(data) if end is None else end, damage)
+@pytest.mark.parametrize("data, entries, end, damage", MORE_CASES.values(), ids=MORE_CASES.keys())
+def test_unusual_records_are_parsed(data: bytes, entries: dict[str, bytes], end: int | None, damage: Damage) -> None:
+    assert read(data) == ParsedRecords(entries, len(data) if end is None else end, damage)
 
 
 @pytest.mark.parametrize("version", ["2", "12", "0"])

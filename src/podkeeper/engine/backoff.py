@@ -3,7 +3,7 @@
 It consists of a `BackoffTable` and one checkpoint per pod.
 
     begin_restart, pull_failed, collect --> BackoffTable --changed pods--> Checkpoints
-    start of the agent: Checkpoints --decode_note--> BackoffTable
+    start of the agent: Checkpoints --decode_checkpoint--> BackoffTable
 
 Inputs: requests of the starter and the image manager. Output: `BackoffWait` with its end in wall time, or None if the
 start or pull is allowed.
@@ -23,7 +23,7 @@ from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.clock import Clock
-from podkeeper.rules.backoff.checkpoint import decode_note, encode_note
+from podkeeper.rules.backoff.checkpoint import decode_checkpoint, encode_checkpoint
 from podkeeper.rules.backoff.table import BackoffTable, BackoffWait, Curve, steady
 
 log = logging.getLogger(__name__)
@@ -73,14 +73,16 @@ class DurableBackoff:
         for uid in self._table.take_changed():
             entries = self._table.records(uid)
             if entries:
-                self._checkpoints.write(uid, encode_note(entries, steady(self._clock.monotonic()), self._clock.now()))
+                self._checkpoints.write(
+                    uid, encode_checkpoint(entries, steady(self._clock.monotonic()), self._clock.now())
+                )
             else:
                 self._checkpoints.drop(uid)
 
     def _restore(self) -> None:
         now, wall = steady(self._clock.monotonic()), self._clock.now()
         for uid in tuple(self._checkpoints.old_keys()):
-            entries = decode_note(self._checkpoints.take(uid) or b"", now, wall)
+            entries = decode_checkpoint(self._checkpoints.take(uid) or b"", now, wall)
             if entries:
                 self._table.restore(PodUID(uid), entries)
             else:

@@ -90,12 +90,12 @@ class JournalFile:
         self.size += len(records)
         return True
 
-    def rewrite(self, notes: Mapping[str, bytes]) -> None:
-        """Replace the file by one with exactly these notes. The old file stays until the new one is durable."""
+    def rewrite(self, entries: Mapping[str, bytes]) -> None:
+        """Replace the file by one with exactly these entries. The old file stays until the new one is durable."""
         _make_directory(self.path.parent, self._durability)
         if self.damaged:
             self._keep_aside()
-        data = encode_all(notes)
+        data = encode_all(entries)
         try:
             descriptor = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:

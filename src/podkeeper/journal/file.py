@@ -1,4 +1,4 @@
-"""The journal in a file: notes in memory, records on disk, a writer thread.
+"""The journal in a file: entries in memory, records on disk, a writer thread.
 
     put, drop -> pending records -> (sync) thread: append, fdatasync -> durable
                                           `- or rewrite, if most of the file is obsolete, or after a purge
@@ -8,8 +8,8 @@ next one (group commit). The event loop never waits for the disk. Records that c
 the next sync. After a restart, a torn end is cut off. If the file is damaged before its end, the part before the damage
 is used and the file is kept aside.
 
-The file is rewritten if more than half of it, and more than `spare_bytes`, is obsolete. Memory holds the notes, and at
-most that many pending bytes.
+The file is rewritten if more than half of it, and more than `spare_bytes`, is obsolete. Memory holds the entries, and
+at most that many pending bytes.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class _Batch:
 
     upto: int  # the number of its last put or drop
     records: bytes | None  # to append; None: rewrite the file
-    notes: Mapping[str, bytes]
+    entries: Mapping[str, bytes]
     done: "asyncio.Future[Exception | None]"
 
 
@@ -50,16 +50,16 @@ class FileJournal:
         self,
         file: JournalFile,
         lock: JournalLock,
-        notes: dict[str, bytes],
+        entries: dict[str, bytes],
         spare_bytes: int,
         thread: "WriterThread | None" = None,
     ) -> None:
         """Use `open`."""
         self._file = file
         self._lock = lock
-        self._notes = notes
+        self._entries = entries
         self._spare_bytes = spare_bytes
-        self._live_bytes = sum(record_size(key, value) for key, value in notes.items())
+        self._live_bytes = sum(record_size(key, value) for key, value in entries.items())
         self._pending: bytearray | None = bytearray() if file.size and not file.damaged else None  # None: rewrite
         self._writes = 0
         self._durable = 0  # number of the last durable put or drop
@@ -93,21 +93,21 @@ class FileJournal:
             raise
 
     def load(self) -> Mapping[str, bytes]:
-        """Return a copy of all notes."""
-        return dict(self._notes)
+        """Return a copy of all entries."""
+        return dict(self._entries)
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a note. An equal note costs nothing."""
-        old = self._notes.get(key)
+        """Set an entry. An equal entry costs nothing."""
+        old = self._entries.get(key)
         if old == value:
             return
         value = bytes(value)
         self._live_bytes += record_size(key, value) - (0 if old is None else record_size(key, old))
-        self._notes[key] = value
+        self._entries[key] = value
         self._add_record(encode(key, value))
 
     def drop(self, key: str) -> None:
-        old = self._notes.pop(key, None)
+        old = self._entries.pop(key, None)
         if old is None:
             return
         self._live_bytes -= record_size(key, old)
@@ -167,7 +167,7 @@ class FileJournal:
         records = None if self._pending is None else bytes(self._pending)
         if records is not None and self._needs_rewrite(len(records)):
             records = None
-        batch = _Batch(self._writes, records, dict(self._notes), loop.create_future())
+        batch = _Batch(self._writes, records, dict(self._entries), loop.create_future())
 
         def work() -> None:
             error = _write_batch(self._file, batch)
@@ -198,17 +198,17 @@ def _write_batch(file: JournalFile, batch: _Batch) -> Exception | None:
     """Write a batch in the thread. Return the error, if any."""
     try:
         if batch.records is None or not file.append(batch.records):
-            file.rewrite(batch.notes)
+            file.rewrite(batch.entries)
     except Exception as error:  # the thread's boundary; `sync` raises the error
         return error
     return None
 
 
 def _recovered(file: JournalFile) -> dict[str, bytes]:
-    """Return the notes of a file, and repair the file if the disk allows it."""
+    """Return the entries of a file, and repair the file if the disk allows it."""
     parsed = _read(file)
     if parsed.damage is Damage.NONE:
-        return parsed.notes
+        return parsed.entries
     try:
         if parsed.damage is Damage.TAIL:
             torn = file.size - parsed.end
@@ -218,13 +218,13 @@ def _recovered(file: JournalFile) -> dict[str, bytes]:
             file.cut(parsed.end)
         else:
             file.damaged = True
-            kept = len(parsed.notes)
-            log.error("journal %s is damaged at byte %d: recovered %d notes", file.path, parsed.end, kept)
-            file.rewrite(parsed.notes)
+            kept = len(parsed.entries)
+            log.error("journal %s is damaged at byte %d: recovered %d entries", file.path, parsed.end, kept)
+            file.rewrite(parsed.entries)
     except OSError as error:
         file.size = 0  # do not append to it: the next sync rewrites it
         log.warning("cannot repair journal %s yet, will retry: %s", file.path, advice(error, file.path))
-    return parsed.notes
+    return parsed.entries
 
 
 def _read(file: JournalFile) -> ParsedRecords:

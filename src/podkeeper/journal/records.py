@@ -4,9 +4,9 @@ r"""The journal's file format: a version line, then records with checksums.
     mark (4 bytes) | CRC-32 (4) | length of the key (4) | length of the value (4; -1: dropped) | key | value
     ...
 
-Numbers are little-endian. The checksum covers everything after itself. `read` returns the notes up to the first invalid
-record, its position, and whether valid records follow. If none follow, the end is torn, as after a crash during a
-write. If some follow, the file is damaged. Nothing here accesses a disk.
+Numbers are little-endian. The checksum covers everything after itself. `read` returns the entries up to the first
+invalid record, its position, and whether valid records follow. If none follow, the end is torn, as after a crash during
+a write. If some follow, the file is damaged. Nothing here accesses a disk.
 """
 
 import struct
@@ -18,7 +18,7 @@ from enum import Enum
 HEADER = b"podkeeper journal 1\n"
 
 _FAMILY = b"podkeeper journal "
-_MARK = b"\xf5pk1"  # 0xf5 never occurs in UTF-8, so a search for marks in damaged notes finds few false ones
+_MARK = b"\xf5pk1"  # 0xf5 never occurs in UTF-8, so a search for marks in damaged entries finds few false ones
 _HEAD = struct.Struct("<4sIIi")
 _SUMMED = struct.Struct("<Ii")  # the part of the header that the checksum covers
 _DROPPED = -1
@@ -34,9 +34,9 @@ class Damage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ParsedRecords:
-    """The notes that could be read, and the position of the damage (without damage: the end of the file)."""
+    """The entries that could be read, and the position of the damage (without damage: the end of the file)."""
 
-    notes: dict[str, bytes]
+    entries: dict[str, bytes]
     end: int
     damage: Damage = Damage.NONE
 
@@ -53,13 +53,13 @@ def encode(key: str, value: bytes | None) -> bytes:
     return _HEAD.pack(_MARK, zlib.crc32(body, zlib.crc32(summed)), *_SUMMED.unpack(summed)) + body
 
 
-def encode_all(notes: Mapping[str, bytes]) -> bytes:
-    """Return a whole file with exactly these notes."""
-    return HEADER + b"".join(encode(key, value) for key, value in notes.items())
+def encode_all(entries: Mapping[str, bytes]) -> bytes:
+    """Return a whole file with exactly these entries."""
+    return HEADER + b"".join(encode(key, value) for key, value in entries.items())
 
 
 def record_size(key: str, value: bytes) -> int:
-    """Return the number of bytes that a note takes in the file."""
+    """Return the number of bytes that an entry takes in the file."""
     return _HEAD.size + len(key.encode()) + len(value)
 
 
@@ -67,10 +67,10 @@ def read(data: bytes) -> ParsedRecords:
     """Parse a file. Raises OtherVersion. The result describes any other damage."""
     if not data.startswith(HEADER):
         return _read_without_header(data)
-    notes, end = _replay(data, len(HEADER))
+    entries, end = _replay(data, len(HEADER))
     if end == len(data):
-        return ParsedRecords(notes, end)
-    return ParsedRecords(notes, end, Damage.MIDDLE if _record_after(data, end) else Damage.TAIL)
+        return ParsedRecords(entries, end)
+    return ParsedRecords(entries, end, Damage.MIDDLE if _record_after(data, end) else Damage.TAIL)
 
 
 def _read_without_header(data: bytes) -> ParsedRecords:
@@ -78,8 +78,8 @@ def _read_without_header(data: bytes) -> ParsedRecords:
     if HEADER.startswith(data):
         return ParsedRecords({}, 0, Damage.TAIL if data else Damage.NONE)
     if _record_at(data, len(HEADER)) is not None:  # only the version line is damaged
-        notes, _ = _replay(data, len(HEADER))
-        return ParsedRecords(notes, 0, Damage.MIDDLE)
+        entries, _ = _replay(data, len(HEADER))
+        return ParsedRecords(entries, 0, Damage.MIDDLE)
     version = data[len(_FAMILY) :].partition(b"\n")[0]
     if data.startswith(_FAMILY) and version.isdigit():
         raise OtherVersion(version.decode())
@@ -87,15 +87,15 @@ def _read_without_header(data: bytes) -> ParsedRecords:
 
 
 def _replay(data: bytes, start: int) -> tuple[dict[str, bytes], int]:
-    """Return the notes from a position on, and the end of the last valid record."""
-    notes: dict[str, bytes] = {}
+    """Return the entries from a position on, and the end of the last valid record."""
+    entries: dict[str, bytes] = {}
     while found := _record_at(data, start):
         key, value, start = found
         if value is None:
-            notes.pop(key, None)
+            entries.pop(key, None)
         else:
-            notes[key] = value
-    return notes, start
+            entries[key] = value
+    return entries, start
 
 
 def _record_at(data: bytes, start: int) -> tuple[str, bytes | None, int] | None:

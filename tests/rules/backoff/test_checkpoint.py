@@ -1,4 +1,4 @@
-"""Backoff notes after a restart, a reboot, a wall clock jump or damage."""
+"""Backoff checkpoints after a restart, a reboot, a wall clock jump or damage."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ from podkeeper.model.k8s.core import Container, Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
-from podkeeper.rules.backoff.checkpoint import decode_note, encode_note, time_away
+from podkeeper.rules.backoff.checkpoint import decode_checkpoint, encode_checkpoint, time_away
 from podkeeper.rules.backoff.table import (
     DEFAULT_CURVE,
     BackoffEntry,
@@ -27,7 +27,7 @@ UID = PodUID("u1")
 POD = Pod(metadata=ObjectMeta(name="web", namespace="prod", uid=UID))
 APP = Container(name="app", image="app:v1")
 WALL = datetime(2026, 1, 1, tzinfo=UTC)
-UPTIME = 5000.0  # when the note is written
+UPTIME = 5000.0  # when the checkpoint is written
 
 AWAY = st.floats(0, 900)
 JUMP = st.sampled_from([0.0, 7200.0, -7200.0, 3.0, -3.0])
@@ -62,17 +62,17 @@ def crash_loop(table: BackoffTable, times: int, until: float) -> None:
 
 
 def restarted(table: BackoffTable, monotonic: float, wall: datetime, then: float, wall_then: datetime) -> BackoffTable:
-    """The table of the next agent process, from a note that was written earlier."""
-    note = encode_note(table.records(UID), steady(monotonic), wall)
+    """The table of the next agent process, from a checkpoint that was written earlier."""
+    checkpoint = encode_checkpoint(table.records(UID), steady(monotonic), wall)
     new = BackoffTable()
-    new.restore(UID, decode_note(note, steady(then), wall_then))
+    new.restore(UID, decode_checkpoint(checkpoint, steady(then), wall_then))
     return new
 
 
 @given(st.lists(ENTRIES, max_size=4))
-def test_a_note_decoded_at_once_has_all_entries(entries: list[BackoffRecord]) -> None:
+def test_a_checkpoint_decoded_at_once_has_all_entries(entries: list[BackoffRecord]) -> None:
     now = steady(UPTIME)
-    found = decode_note(encode_note(entries, now, WALL), now, WALL)
+    found = decode_checkpoint(encode_checkpoint(entries, now, WALL), now, WALL)
     assert found == tuple(replace(each, wall_ahead=WALL - now) for each in entries)
 
 
@@ -103,9 +103,9 @@ def test_with_any_clock_jump_no_delay_exceeds_the_maximum(
 ) -> None:
     entry = BackoffEntry(seconds(300), steady(UPTIME - exit_age - run), DEFAULT_CURVE)
     exit_ = SeenExit("c1", WALL - seconds(exit_age), steady(UPTIME - exit_age))
-    note = encode_note([BackoffRecord(("u1", "image"), entry, exit_)], steady(UPTIME), WALL)
+    checkpoint = encode_checkpoint([BackoffRecord(("u1", "image"), entry, exit_)], steady(UPTIME), WALL)
     now = steady(uptime_then)  # less than before, because the machine has rebooted
-    (found,) = decode_note(note, now, WALL + seconds(jump))
+    (found,) = decode_checkpoint(checkpoint, now, WALL + seconds(jump))
     assert found.entry.updated_at <= now
     assert found.exit is not None
     assert found.exit.at <= now
@@ -126,7 +126,7 @@ CLOCKS = {
 
 
 @pytest.mark.parametrize("uptime_then, wall_passed, expected", CLOCKS.values(), ids=CLOCKS.keys())
-def test_age_of_a_note(uptime_then: float, wall_passed: float, expected: float) -> None:
+def test_age_of_a_checkpoint(uptime_then: float, wall_passed: float, expected: float) -> None:
     away = time_away(steady(UPTIME), WALL, steady(uptime_then), WALL + seconds(wall_passed))
     assert away == seconds(expected)
 
@@ -218,7 +218,8 @@ def test_a_long_run_across_a_restart_resets_the_backoff() -> None:
     assert [each.entry.delay for each in new.records(UID)] == [seconds(10)]
 
 
-# A note outlives the agent that wrote it: the next version must still decode it, with the same origin of steady time.
+# A checkpoint outlives the agent that wrote it: the next version must still decode it, with the same origin of steady
+# time.
 RECORDED = (
     b'{"steady":"1970-01-01T01:23:20Z","wall":"2026-01-01T00:00:00Z","entries":[{"key":["u1","image"],'
     b'"delay":"PT40S","age":"PT30S",'
@@ -227,19 +228,19 @@ RECORDED = (
 )
 
 
-def test_a_note_of_an_older_version_can_be_decoded() -> None:
+def test_a_checkpoint_of_an_older_version_can_be_decoded() -> None:
     entry = BackoffEntry(seconds(40), steady(UPTIME - 30), DEFAULT_CURVE, "ErrImagePull")
     exit_ = SeenExit("c1", WALL - seconds(10), steady(UPTIME - 10))
     expected = BackoffRecord(("u1", "image"), entry, exit_, wall_ahead=WALL - steady(UPTIME))
-    assert decode_note(RECORDED, steady(UPTIME + 5), WALL + seconds(5)) == (expected,)
+    assert decode_checkpoint(RECORDED, steady(UPTIME + 5), WALL + seconds(5)) == (expected,)
 
 
 @given(st.binary())
 def test_random_bytes_give_no_entries(junk: bytes) -> None:
-    assert decode_note(junk, steady(0), WALL) == ()
+    assert decode_checkpoint(junk, steady(0), WALL) == ()
 
 
-GOOD = encode_note(
+GOOD = encode_checkpoint(
     [BackoffRecord(("u1", "i"), BackoffEntry(seconds(20), steady(1), DEFAULT_CURVE), SeenExit("c", WALL, steady(1)))],
     steady(2),
     WALL,
@@ -253,18 +254,18 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("note", DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_note_gives_no_entries(note: bytes) -> None:
-    assert decode_note(GOOD, steady(2), WALL) != ()
-    assert note != GOOD
-    assert decode_note(note, steady(2), WALL) == ()
+@pytest.mark.parametrize("checkpoint", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_checkpoint_gives_no_entries(checkpoint: bytes) -> None:
+    assert decode_checkpoint(GOOD, steady(2), WALL) != ()
+    assert checkpoint != GOOD
+    assert decode_checkpoint(checkpoint, steady(2), WALL) == ()
 
 
 @pytest.mark.parametrize("delay", ["-PT5S", "PT99999S"])
 def test_a_delay_out_of_range_is_clamped(delay: str) -> None:
-    note = msgspec.json.decode(GOOD)
-    note["entries"][0]["delay"] = delay
-    (found,) = decode_note(msgspec.json.encode(note), steady(2), WALL)
+    checkpoint = msgspec.json.decode(GOOD)
+    checkpoint["entries"][0]["delay"] = delay
+    (found,) = decode_checkpoint(msgspec.json.encode(checkpoint), steady(2), WALL)
     assert seconds(0) <= found.entry.delay <= DEFAULT_CURVE.maximum
 
 

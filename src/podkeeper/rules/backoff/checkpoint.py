@@ -1,13 +1,13 @@
 """Encode and decode a pod's backoff entries, for the journal.
 
-    entries of a pod --encode_note--> bytes -- restart or reboot --> bytes --decode_note--> entries
+    entries of a pod --encode_checkpoint--> bytes -- restart or reboot --> bytes --decode_checkpoint--> entries
 
-A note stores ages instead of times, and when it was written by the monotonic clock and by the wall clock. Within one
-boot, the monotonic clock continues while the agent is down. It gives the exact age of the note, even if the wall
-clock jumps. After a reboot the monotonic clock starts again, and the wall clock is used.
+A checkpoint stores ages instead of times, and when it was written by the monotonic clock and by the wall clock. Within
+one boot, the monotonic clock continues while the agent is down. It gives the exact age of the checkpoint, even if the
+wall clock jumps. After a reboot the monotonic clock starts again, and the wall clock is used.
 
-Guarantees: a decoded entry holds a container or a pull for at most its curve's maximum from now on. A note that cannot
-be decoded gives no entries, and no error. The kubelet has no counterpart: a restart resets its backoff.
+Guarantees: a decoded entry holds a container or a pull for at most its curve's maximum from now on. A checkpoint that
+cannot be decoded gives no entries, and no error. The kubelet has no counterpart: a restart resets its backoff.
 """
 
 from collections.abc import Iterable
@@ -23,31 +23,31 @@ _NOTHING = timedelta()
 _Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-class _ExitNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ExitCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     finished_at: _Instant
     age: timedelta
 
 
-class _EntryNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _EntryCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: BackoffKey
     delay: timedelta
     age: timedelta
     curve: Curve
     cause: str = ""
-    exit: _ExitNote | None = None
+    exit: _ExitCheckpoint | None = None
 
 
-class _BackoffNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _BackoffCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steady: _Instant
     wall: _Instant
-    entries: tuple[_EntryNote, ...]
+    entries: tuple[_EntryCheckpoint, ...]
 
 
-def encode_note(entries: Iterable[BackoffRecord], now: datetime, wall: datetime) -> bytes:
+def encode_checkpoint(entries: Iterable[BackoffRecord], now: datetime, wall: datetime) -> bytes:
     """Encode the entries of one pod. `now` is steady time."""
-    noted = tuple(
-        _EntryNote(
+    stored = tuple(
+        _EntryCheckpoint(
             key=each.key,
             delay=each.entry.delay,
             age=now - each.entry.updated_at,
@@ -55,37 +55,37 @@ def encode_note(entries: Iterable[BackoffRecord], now: datetime, wall: datetime)
             cause=each.entry.cause,
             exit=None
             if each.exit is None
-            else _ExitNote(each.exit.container_id, each.exit.finished_at, now - each.exit.at),
+            else _ExitCheckpoint(each.exit.container_id, each.exit.finished_at, now - each.exit.at),
         )
         for each in entries
     )
-    return msgspec.json.encode(_BackoffNote(now, wall, noted))
+    return msgspec.json.encode(_BackoffCheckpoint(now, wall, stored))
 
 
-def decode_note(note: bytes, now: datetime, wall: datetime) -> tuple[BackoffRecord, ...]:
-    """Decode a note into entries in steady time, as of `now`. An invalid note gives no entries."""
+def decode_checkpoint(checkpoint: bytes, now: datetime, wall: datetime) -> tuple[BackoffRecord, ...]:
+    """Decode a checkpoint into entries in steady time, as of `now`. An invalid checkpoint gives no entries."""
     try:
-        found = msgspec.json.decode(note, type=_BackoffNote)
+        found = msgspec.json.decode(checkpoint, type=_BackoffCheckpoint)
         written_at = now - time_away(found.steady, found.wall, now, wall)
         return tuple(_record_of(each, written_at, found.wall - written_at) for each in found.entries)
     except (*UNDECODABLE, OverflowError):
         return ()
 
 
-def time_away(noted: datetime, noted_wall: datetime, now: datetime, wall: datetime) -> timedelta:
-    """Return how long ago a note was written, given both clocks then and now.
+def time_away(written: datetime, wall_written: datetime, now: datetime, wall: datetime) -> timedelta:
+    """Return how long ago a checkpoint was written, given both clocks then and now.
 
     The steady clock never gives too much: it is exact within one boot, and gives less after a reboot. If it gives a
     negative time, the machine has rebooted, and the wall clock is used.
     """
-    steady_away = now - noted
-    return steady_away if steady_away >= _NOTHING else max(wall - noted_wall, _NOTHING)
+    steady_away = now - written
+    return steady_away if steady_away >= _NOTHING else max(wall - wall_written, _NOTHING)
 
 
-def _record_of(noted: _EntryNote, written_at: datetime, wall_ahead: timedelta) -> BackoffRecord:
-    delay = min(max(noted.delay, _NOTHING), noted.curve.maximum)
-    entry = BackoffEntry(delay, written_at - max(noted.age, _NOTHING), noted.curve, noted.cause)
+def _record_of(stored: _EntryCheckpoint, written_at: datetime, wall_ahead: timedelta) -> BackoffRecord:
+    delay = min(max(stored.delay, _NOTHING), stored.curve.maximum)
+    entry = BackoffEntry(delay, written_at - max(stored.age, _NOTHING), stored.curve, stored.cause)
     seen = None
-    if noted.exit is not None:
-        seen = SeenExit(noted.exit.id, noted.exit.finished_at, written_at - max(noted.exit.age, _NOTHING))
-    return BackoffRecord(noted.key, entry, seen, wall_ahead)
+    if stored.exit is not None:
+        seen = SeenExit(stored.exit.id, stored.exit.finished_at, written_at - max(stored.exit.age, _NOTHING))
+    return BackoffRecord(stored.key, entry, seen, wall_ahead)
