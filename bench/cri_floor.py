@@ -136,11 +136,11 @@ class Floor:
 V = TypeVar("V")
 
 
-async def _limited(at_a_time: int, do: Callable[[T], Awaitable[V]], things: Sequence[T]) -> list[V]:
+async def _limited(at_a_time: int, do: Callable[[T], Awaitable[V]], items: Sequence[T]) -> list[V]:
     slots = asyncio.Semaphore(at_a_time)
 
-    async def one(thing: T) -> V:
+    async def one(item: T) -> V:
         async with slots:
-            return await do(thing)
+            return await do(item)
 
-    return await asyncio.gather(*map(one, things))
+    return await asyncio.gather(*map(one, items))

@@ -121,7 +121,8 @@ async def update_to_sync_ms(api: ThriftyApi, runtime: FakeRuntime, count: int) -
         uid, begun = f"00000000-0000-4000-8000-{index:012}", time.monotonic()
         api.change_image(f"pod-{index}", f"registry.example/app:v{round_number + 2}")
         while not any(
-            call.operation == "stop_container" and call.about == uid and call.begun >= begun for call in runtime.ledger
+            call.operation == "stop_container" and call.about == uid and call.begun >= begun
+            for call in runtime.call_log
         ):
             await asyncio.sleep(0.0005)
         times.append((time.monotonic() - begun) * 1000)

@@ -117,10 +117,10 @@ class Functions:
         self._found: dict[tuple[str, str, int], list[FunctionType]] = {}
         prefix = str(source)
         gc.unfreeze()  # frozen objects are not listed, and `tests/conftest.py` freezes them all
-        for thing in gc.get_objects():
-            if type(thing) is FunctionType and thing.__code__.co_filename.startswith(prefix):
-                code = thing.__code__
-                self._found.setdefault((code.co_filename, code.co_qualname, code.co_firstlineno), []).append(thing)
+        for function in gc.get_objects():
+            if type(function) is FunctionType and function.__code__.co_filename.startswith(prefix):
+                code = function.__code__
+                self._found.setdefault((code.co_filename, code.co_qualname, code.co_firstlineno), []).append(function)
 
     def swap(self, mutant: Mutant) -> None:
         """Insert a mutant into this process. Raise CannotSwap or SyntaxError."""

@@ -61,7 +61,7 @@ class Torture:
         self._chance = random.Random(seed)
         self._mark = f"torture-{uuid.uuid4().hex[:8]}"
         self._place = place
-        self._root, self._folder, self._ledger = place / "root", place / "manifests", place / "ledger"
+        self._root, self._folder, self._ledger = place / "root", place / "manifests", place / "call_log"
         self._folder.mkdir()
         self._ledger.mkdir(mode=0o777)
         self._client = LocalClient(self._root / SOCKET_NAME)

@@ -183,8 +183,8 @@ def test_a_static_pod_runs_without_an_api_and_its_successor_starts_at_once() -> 
         await harness.until(
             lambda: {uid for uid, _ in harness.runtime.live_containers()} == {second.metadata.uid}, within=60, step=0.01
         )
-        stopped = max(call.ended or math.inf for call in harness.runtime.ledger if call.operation == "stop_container")
-        started = [call.begun for call in harness.runtime.ledger if call.operation == "run_sandbox"][-1]
+        stopped = max(call.ended or math.inf for call in harness.runtime.call_log if call.operation == "stop_container")
+        started = [call.begun for call in harness.runtime.call_log if call.operation == "run_sandbox"][-1]
         assert started - stopped < 1
 
     on_node(scenario)
@@ -246,14 +246,16 @@ def test_rounds_are_skipped_on_a_quiet_node_but_orphans_are_found() -> None:
         await asyncio.sleep(30)
         begun = harness.clock.monotonic()
         await asyncio.sleep(60)
-        listings = [each for each in harness.runtime.ledger if each.operation == "list_pods" and each.begun > begun]
+        listings = [each for each in harness.runtime.call_log if each.operation == "list_pods" and each.begun > begun]
         assert len(listings) <= 4, "two rounds of housekeeping and a relist would do"
         unknown = replace(
             pod("orphan", probed()), metadata=ObjectMeta(name="orphan", namespace="default", uid="orphan")
         )
         await harness.runtime.run_sandbox(SandboxConfig(pod=unknown, attempt=0))
         await harness.until(
-            lambda: any(each.operation == "stop_sandbox" and each.about == "orphan" for each in harness.runtime.ledger),
+            lambda: any(
+                each.operation == "stop_sandbox" and each.about == "orphan" for each in harness.runtime.call_log
+            ),
             within=5,
         )
 

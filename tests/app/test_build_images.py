@@ -68,7 +68,7 @@ def test_a_private_image_is_pulled_with_a_secret_and_denied_to_other_pods() -> N
         await harness.restart_agent()
         await harness.create(pod("owner2", APP, pull_secrets=("mine",)))
         await harness.until(lambda: harness.phase("owner2") == "Running", within=10)
-        pulls = [call for call in harness.runtime.ledger if call.operation == Operation.PULL_IMAGE and not call.error]
+        pulls = [call for call in harness.runtime.call_log if call.operation == Operation.PULL_IMAGE and not call.error]
         assert len(pulls) == 1, "a pod with the right secret needs no second pull, even after a restart"
 
     on_node(scenario, NodeWithGC)

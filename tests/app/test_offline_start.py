@@ -73,7 +73,7 @@ class Node(NodeHarness):
 
     def environments(self) -> list[dict[str, str]]:
         """Return the environment of each created container, oldest first."""
-        configs = [call.given for call in self.runtime.ledger if call.operation == Operation.CREATE_CONTAINER]
+        configs = [call.given for call in self.runtime.call_log if call.operation == Operation.CREATE_CONTAINER]
         return [dict(config.env) for config in configs if isinstance(config, ContainerConfig)]
 
 

@@ -94,7 +94,7 @@ class RemovesMountedDirectories(FakeVolumes):
 
 class ReturnsAnotherPathOnEveryMount(FakeVolumes):
     async def mount(self, pod: Pod) -> Mapping[str, str]:
-        return {name: f"{path}.{len(self.ledger)}" for name, path in (await super().mount(pod)).items()}
+        return {name: f"{path}.{len(self.call_log)}" for name, path in (await super().mount(pod)).items()}
 
 
 class FakeJournalSubject:

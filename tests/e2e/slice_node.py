@@ -33,7 +33,7 @@ from tests.runtimes.cri.containerd import LOCAL_IMAGE, Containerd
 
 TIMEOUT_SECONDS = 60.0
 PODKEEPER = (sys.executable, "-B", "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')")
-SERVES = "trap 'exit 0' TERM; echo start >> /ledger/$NAME; sleep 100000 & wait"
+SERVES = "trap 'exit 0' TERM; echo start >> /call_log/$NAME; sleep 100000 & wait"
 _THROUGH_SYSTEMD = """
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
@@ -79,7 +79,7 @@ class SliceNode:
     def __init__(self, systemd: BootedSystemd, containerd: Containerd) -> None:
         self.systemd = systemd
         self.containerd = containerd
-        self._manifests, self._ledger, self._root = (systemd.root / name for name in ("manifests", "ledger", "r"))
+        self._manifests, self._ledger, self._root = (systemd.root / name for name in ("manifests", "call_log", "r"))
         for each in (self._manifests, self._ledger):
             each.mkdir()
         self._agent: subprocess.Popen[bytes] | None = None
@@ -95,14 +95,14 @@ class SliceNode:
             "command": ["sh", "-c", SERVES],
             "env": [{"name": "NAME", "value": name}],
             "resources": resources,
-            "volumeMounts": [{"name": "ledger", "mountPath": "/ledger"}],
+            "volumeMounts": [{"name": "call_log", "mountPath": "/call_log"}],
         }
         document = manifest(
             name,
             container,
             metadata={"namespace": "default", "uid": uid},
             terminationGracePeriodSeconds=5,
-            volumes=[{"name": "ledger", "hostPath": {"path": str(self._ledger)}}],
+            volumes=[{"name": "call_log", "hostPath": {"path": str(self._ledger)}}],
         )
         (self._manifests / f"{name}.yaml").write_text(yaml.safe_dump(document))
         return uid

@@ -139,7 +139,7 @@ class ExecutionHarness:
         """Return the mutating calls with their subjects. IDs of sandboxes are omitted."""
         return [
             (call.operation, "" if call.operation == Operation.STOP_SANDBOX else call.subject)
-            for call in self.fake.ledger
+            for call in self.fake.call_log
             if call.operation in (operations or CHANGES)
         ]
 
@@ -147,7 +147,7 @@ class ExecutionHarness:
         """Return name, time and grace period of each stop of a container."""
         return [
             (call.subject, call.begun, call.given)
-            for call in self.fake.ledger
+            for call in self.fake.call_log
             if call.operation == Operation.STOP_CONTAINER
         ]
 

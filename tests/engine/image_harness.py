@@ -80,7 +80,7 @@ class ImageHarness:
         return "used" if isinstance(found, ImageRecord) else found.failure.reason
 
     def pulls(self) -> int:
-        return len([call for call in self.fake.ledger if call.operation == Operation.PULL_IMAGE])
+        return len([call for call in self.fake.call_log if call.operation == Operation.PULL_IMAGE])
 
     def events(self, reason: str) -> list[str]:
         return [event.message for event in self.recorded if event.reason == reason]

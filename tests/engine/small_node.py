@@ -158,7 +158,7 @@ class SmallNode(NodeHarness):
         """Return (start, operation, subject) of the runtime calls so far."""
         return [
             (call.begun, call.operation, call.subject)
-            for call in self.runtime.ledger
+            for call in self.runtime.call_log
             if (not operations or call.operation in operations) and (about is None or call.about == uid_of(about))
         ]
 

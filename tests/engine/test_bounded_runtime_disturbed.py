@@ -78,7 +78,7 @@ class Setup:
             self.runtime.abandoned.add(name)
 
     def sandboxes(self) -> frozenset[str]:
-        return frozenset(call.about for call in self.runtime.ledger if call.operation == "run_sandbox")
+        return frozenset(call.about for call in self.runtime.call_log if call.operation == "run_sandbox")
 
     def holds(self) -> None:
         assert self.left_in_flight == []

@@ -90,7 +90,7 @@ def test_a_post_start_hook_holds_up_the_next_container() -> None:
     async def scenario() -> list[tuple[str, float]]:
         async with running_harness() as harness:
             await harness.sync(pod("web", container("proxy", post_start=sleep(5)), container("web")))
-            return [(call.subject, call.begun) for call in harness.fake.ledger if call.operation == START]
+            return [(call.subject, call.begun) for call in harness.fake.call_log if call.operation == START]
 
     assert simulate(scenario())[0] == [("proxy", 0.0), ("web", 5.0)]
 
@@ -105,9 +105,9 @@ def test_a_dead_sandbox_is_replaced_and_init_containers_run_again() -> None:
             await asyncio.sleep(2)
             await harness.sync(spec)
             harness.fake.kill_sandbox(UID)
-            before = len(harness.fake.ledger)
+            before = len(harness.fake.call_log)
             await harness.sync(spec)
-            calls = [(call.operation, call.subject) for call in list(harness.fake.ledger)[before:]]
+            calls = [(call.operation, call.subject) for call in list(harness.fake.call_log)[before:]]
             assert [call for call in calls if call[0] in CHANGES and call[0] != Operation.STOP_SANDBOX] == [
                 (Operation.REMOVE_CONTAINER, "setup"),
                 (Operation.RUN_SANDBOX, ""),
@@ -201,7 +201,7 @@ def test_a_container_is_created_from_its_spec_and_computed_values() -> None:
         await api.create(paint)
         async with running_harness(api) as harness:
             await harness.sync(spec, mounts={"data": "/volumes/data"})
-            given = {call.operation: call.given for call in harness.fake.ledger}
+            given = {call.operation: call.given for call in harness.fake.call_log}
             return given[Operation.RUN_SANDBOX], given[CREATE]
 
     (sandbox, made), _ = simulate(scenario())
@@ -225,7 +225,7 @@ def test_each_restart_counts_on_from_the_newest_record() -> None:
             for _ in range(3):
                 await harness.sync(spec)
                 await asyncio.sleep(1000)
-            made = [call.given for call in harness.fake.ledger if call.operation == CREATE]
+            made = [call.given for call in harness.fake.call_log if call.operation == CREATE]
             return [(config.attempt, config.log_path) for config in made]
 
     assert simulate(scenario())[0] == [(0, "web/0.log"), (1, "web/1.log"), (2, "web/2.log")]
@@ -240,7 +240,7 @@ def test_a_pod_in_the_nodes_network_has_the_nodes_addresses() -> None:
         ),
     )
     spec = changed(spec, spec=changed(spec.spec, host_network=True))
-    made = next(call.given for call in synced(spec).fake.ledger if call.operation == CREATE)
+    made = next(call.given for call in synced(spec).fake.call_log if call.operation == CREATE)
     assert made.env == {"IP": "192.0.2.1"}
 
 

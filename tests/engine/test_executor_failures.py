@@ -311,7 +311,7 @@ def test_a_cancelled_sync_completes_its_step_and_begins_no_other(step: str, chan
             assert pass_.cancelled()
             await asyncio.sleep(100)
             assert [name for name, _ in harness.changes()] == changes
-            under_way = [call for call in harness.fake.ledger if call.operation == step]
+            under_way = [call for call in harness.fake.call_log if call.operation == step]
             if step in (*COMPLETED, Operation.PULL_IMAGE):
                 assert [call.error for call in under_way] == [""], "it was completed"
 

@@ -264,7 +264,7 @@ def test_images_unused_for_too_long_are_removed_even_with_free_space() -> None:
 def test_with_an_idle_policy_the_runtime_is_not_called() -> None:
     async def scenario(harness: Harness) -> None:
         await asyncio.sleep(3 * PERIOD_SECONDS)
-        assert not harness.fake.ledger
+        assert not harness.fake.call_log
 
     run_scenario(scenario, policy=GcPolicy(high_percent=100))
 

@@ -32,12 +32,12 @@ async def setup(calls: PortCalls) -> AsyncIterator[Harness]:
 
 
 def removed_images(harness: Harness) -> object:
-    return sorted({call.subject for call in harness.fake.ledger if call.operation == RuntimeOperation.REMOVE_IMAGE})
+    return sorted({call.subject for call in harness.fake.call_log if call.operation == RuntimeOperation.REMOVE_IMAGE})
 
 
 def is_sound(harness: Harness) -> None:
     """Check that no image is removed or counted twice."""
-    removals = [call.subject for call in harness.fake.ledger if call.operation == RuntimeOperation.REMOVE_IMAGE]
+    removals = [call.subject for call in harness.fake.call_log if call.operation == RuntimeOperation.REMOVE_IMAGE]
     assert len(removals) == len(set(removals)) >= len(harness.removed)
 
 

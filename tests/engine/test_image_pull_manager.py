@@ -73,7 +73,7 @@ def test_the_credentials_of_the_node_are_tried_last() -> None:
 def test_secrets_of_other_registries_are_not_sent() -> None:
     async def scenario(harness: ImageHarness) -> None:
         assert await harness.ensure(pod_with_image("web"), secret("right", key="other.test")) == "ErrImagePull"
-        (call,) = [call for call in harness.fake.ledger if call.operation == Operation.PULL_IMAGE]
+        (call,) = [call for call in harness.fake.call_log if call.operation == Operation.PULL_IMAGE]
         assert call.given == ()
 
     run_agent(scenario)

@@ -47,7 +47,7 @@ class Node:
 
     @property
     def gets(self) -> int:
-        return sum(1 for call in self.api.ledger if call.operation == "get")
+        return sum(1 for call in self.api.call_log if call.operation == "get")
 
 
 def run_scenario(scenario: Callable[[Node], Awaitable[None]]) -> None:

@@ -45,7 +45,7 @@ class Harness:
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        return [(call.operation, call.about) for call in self.volumes.ledger]
+        return [(call.operation, call.about) for call in self.volumes.call_log]
 
 
 def run_scenario(scenario: Callable[[Harness], Awaitable[T]]) -> T:

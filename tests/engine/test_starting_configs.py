@@ -14,13 +14,13 @@ DNS = Dns(servers=("10.0.0.10",), searches=("cluster.local",))
 
 
 def sandbox_of(harness: ExecutionHarness) -> SandboxConfig:
-    made: SandboxConfig = next(call.given for call in harness.fake.ledger if call.operation == Operation.RUN_SANDBOX)
+    made: SandboxConfig = next(call.given for call in harness.fake.call_log if call.operation == Operation.RUN_SANDBOX)
     return made
 
 
 def container_of(harness: ExecutionHarness, name: str) -> ContainerConfig:
     configs: list[ContainerConfig] = [
-        call.given for call in harness.fake.ledger if call.operation == Operation.CREATE_CONTAINER
+        call.given for call in harness.fake.call_log if call.operation == Operation.CREATE_CONTAINER
     ]
     return next(config for config in configs if config.container.name == name)
 

@@ -116,7 +116,7 @@ def test_a_cancelled_kill_changes_nothing_for_the_containers() -> None:
     def the_sidecar_is_stopped_last(setup: Setup) -> None:
         setup.holds()
         assert setup.harness.stops() == [("web", 10, GRACE - 10), ("mesh", GRACE, AT_LEAST)]
-        assert [call.error for call in setup.harness.fake.ledger if call.error] == []
+        assert [call.error for call in setup.harness.fake.call_log if call.error] == []
 
     kill = OperationTest(
         setup=setup_of(WEB, IGNORES_TERM),

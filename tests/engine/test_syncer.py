@@ -42,7 +42,7 @@ def test_a_pod_starts_becomes_ready_and_is_removed() -> None:
         assert node.reports_ready(web)
         assert uid_of(web) in node.volumes.mounted_pods()
         assert node.references.registered == {uid_of(web)}
-        sandbox = next(call.given for call in node.runtime.ledger if call.operation == "run_sandbox")
+        sandbox = next(call.given for call in node.runtime.call_log if call.operation == "run_sandbox")
         assert sandbox.cgroup_parent == "/kubepods/poduid-web"
         node.delete_pod(web)
         await asyncio.sleep(1)
@@ -110,7 +110,7 @@ def test_init_containers_run_one_after_the_other_and_sidecars_stay() -> None:
         assert node.reports_ready(web)
         node.delete_pod(web)
         await asyncio.sleep(10)
-        ends = [(call.subject, call.ended) for call in node.runtime.ledger if call.operation == "stop_container"]
+        ends = [(call.subject, call.ended) for call in node.runtime.call_log if call.operation == "stop_container"]
         assert ends == [("app", 14), ("proxy", 15)]  # the sidecar stops last
         assert finished(node, web)
 
@@ -379,12 +379,12 @@ def test_an_unchanged_pod_is_not_synced_again() -> None:
         web = pod("web", Container(name="app", image="app:v1"))
         node.add(web)
         await asyncio.sleep(100)
-        status, calls = node.status(web), len(node.volumes.ledger)
+        status, calls = node.status(web), len(node.volumes.call_log)
         for _ in range(5):
             node.sync(web)
             await asyncio.sleep(1)
         assert node.status(web) is status
-        assert len(node.volumes.ledger) == calls
+        assert len(node.volumes.call_log) == calls
         assert isinstance(node.agent.engine.workers.state(uid_of(web)), Syncing)
 
     in_small_node(scenario)

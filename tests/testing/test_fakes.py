@@ -65,7 +65,7 @@ def test_volumes_hang_fail_and_stay_busy_for_the_configured_pods() -> None:
         volumes.in_use.clear()
         volumes.faults.hang("unmount", seconds=100)
         await volumes.unmount(WEB)
-        assert [call.operation for call in volumes.ledger] == ["mount", "mount", "unmount", "unmount"]
+        assert [call.operation for call in volumes.call_log] == ["mount", "mount", "unmount", "unmount"]
         volumes.delays.clear()
         await volumes.mount(POD)
 
@@ -85,7 +85,7 @@ def test_cgroups_record_throttled_pods_and_fail_as_configured() -> None:
             await cgroups.remove(WEB)
         assert await cgroups.list_pods() == frozenset()
         assert cgroups.throttled == set()
-        assert cgroups.ledger[-2].error == "TryLater"
+        assert cgroups.call_log[-2].error == "TryLater"
 
     simulate(scenario())
 

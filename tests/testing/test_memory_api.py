@@ -309,7 +309,7 @@ def test_a_write_with_a_lost_response_takes_effect() -> None:
         patch = {"status": {"phase": "Running"}}
         assert await error_of(api.patch_status(Pod, "web", patch, "default")) is ApiUnavailable
         assert (await api.get(Pod, "web", "default")).status.phase == "Running"
-        assert [(call.operation, call.error) for call in api.ledger] == [
+        assert [(call.operation, call.error) for call in api.call_log] == [
             ("patch_status", "ApiUnavailable"),
             ("get", ""),
         ]

@@ -58,8 +58,8 @@ class Store:
         encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
         self._objects[Secret, name] = Secret(metadata=ObjectMeta(name=name, namespace="default"), data=encoded)
 
-    def put(self, thing: ConfigMap | Secret) -> None:
-        self._objects[type(thing), thing.metadata.name or ""] = thing
+    def put(self, stored: ConfigMap | Secret) -> None:
+        self._objects[type(stored), stored.metadata.name or ""] = stored
 
     def delete(self, kind: type[Wire], name: str) -> None:
         del self._objects[kind, name]

@@ -320,7 +320,7 @@ class ApiSource:
                 self._checkpoints.write(API_SOURCE, self._state.position.encode())
                 if _ends_pod(update):
                     await self._checkpoints.settle(API_SOURCE)
-        finally:  # send in any case, because the ledger counts the update as known
+        finally:  # send in any case, because `_state` already contains the update
             self._send(update, emit)
 
     def _send(self, update: PodUpdate, emit: SendUpdate) -> None:

@@ -1,6 +1,6 @@
 """Fakes of the small ports: journal, volumes, cgroups and prober, with injected failures.
 
-For tests and the simulation. The methods of a fake that takes a clock have delays, faults and a ledger of calls, like
+For tests and the simulation. The methods of a fake that takes a clock have delays, faults and a call log, like
 those of the fake runtime (`podkeeper.runtimes.fake.calls`).
 """
 
@@ -134,7 +134,7 @@ class FakeVolumes:
             self._directories.discard(uid)
 
     def peek_directories(self) -> frozenset[PodUID]:
-        """Return the pods with a directory, without delay, fault or entry in the ledger."""
+        """Return the pods with a directory, without delay, fault or entry in the call log."""
         return frozenset(self._directories)
 
     def reboot(self) -> None:
@@ -153,9 +153,9 @@ class FakeVolumes:
         return self._calls.delays
 
     @property
-    def ledger(self) -> Sequence[Call]:
+    def call_log(self) -> Sequence[Call]:
         """The newest calls, oldest first."""
-        return self._calls.ledger
+        return self._calls.call_log
 
 
 class FakeCgroups:
@@ -188,7 +188,7 @@ class FakeCgroups:
             return frozenset(self._parents)
 
     def peek_pods(self) -> frozenset[PodUID]:
-        """Return the pods with a cgroup, without delay, fault or entry in the ledger."""
+        """Return the pods with a cgroup, without delay, fault or entry in the call log."""
         return frozenset(self._parents)
 
     def reboot(self) -> None:
@@ -203,9 +203,9 @@ class FakeCgroups:
         return self._calls.faults
 
     @property
-    def ledger(self) -> Sequence[Call]:
+    def call_log(self) -> Sequence[Call]:
         """The newest calls, oldest first."""
-        return self._calls.ledger
+        return self._calls.call_log
 
 
 HttpScript = Callable[[HttpRequest], HttpEnd | None]

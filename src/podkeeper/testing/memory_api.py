@@ -105,11 +105,11 @@ class MemoryApi:
         *,
         delays: Mapping[str, float] | None = None,
         history_limit: int = 4096,
-        ledger_size: int | None = 4096,
+        call_log_size: int | None = 4096,
     ) -> None:
         self._clock = clock
         faults = FakeFaults(failure=ApiUnavailable, lost_answer=ApiUnavailable)
-        self._calls = Calls(clock, ApiUnavailable, faults, delays=delays, ledger_size=ledger_size)
+        self._calls = Calls(clock, ApiUnavailable, faults, delays=delays, call_log_size=call_log_size)
         self._stores: defaultdict[type[Wire], _KindStore] = defaultdict(lambda: _KindStore(history_limit))
         self._version = 1  # never 0, because that means "any version" in a request
         self._uids = 0
@@ -228,11 +228,11 @@ class MemoryApi:
         store.add_change(Change(self._version, with_meta(old, resource_version=str(self._version)), None))
 
     def peek(self, kind: type[K], name: str, namespace: str = "") -> K | None:
-        """Return the object or None, without delay, fault or entry in the ledger."""
+        """Return the object or None, without delay, fault or entry in the call log."""
         return cast("K | None", self._stores[kind].objects.get(_key(kind, name, namespace)))
 
     def objects(self, kind: type[K]) -> tuple[K, ...]:
-        """Return all objects of a kind, without delay, fault or entry in the ledger."""
+        """Return all objects of a kind, without delay, fault or entry in the call log."""
         return tuple(cast("dict[Key, K]", self._stores[kind].objects).values())
 
     @property
@@ -257,9 +257,9 @@ class MemoryApi:
         return self._calls.delays
 
     @property
-    def ledger(self) -> Sequence[Call]:
+    def call_log(self) -> Sequence[Call]:
         """The newest calls, oldest first."""
-        return self._calls.ledger
+        return self._calls.call_log
 
     def go_down(self, why: str = "connection refused") -> None:
         """Fail every call until `come_up`, and break all watches."""

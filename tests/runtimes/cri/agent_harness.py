@@ -51,7 +51,7 @@ class AgentHarness(ApiPods):
         self.node = node
         self.proxy = proxy
         self.monitor = monitor
-        self._ledger = root / "ledger"
+        self._ledger = root / "call_log"
         self._ledger.mkdir(exist_ok=True)
         self._agent = agent
 
@@ -63,12 +63,12 @@ class AgentHarness(ApiPods):
             self.create_pod(
                 name,
                 {
-                    "command": ["sh", "-c", f"echo start >> /ledger/{name}; {script}"],
-                    "volumeMounts": [{"name": "ledger", "mountPath": "/ledger"}],
+                    "command": ["sh", "-c", f"echo start >> /call_log/{name}; {script}"],
+                    "volumeMounts": [{"name": "call_log", "mountPath": "/call_log"}],
                 },
                 restartPolicy=restart_policy,
                 terminationGracePeriodSeconds=grace_seconds,
-                volumes=[{"name": "ledger", "hostPath": {"path": str(self._ledger)}}],
+                volumes=[{"name": "call_log", "hostPath": {"path": str(self._ledger)}}],
             )
 
     # Observations.
@@ -82,11 +82,11 @@ class AgentHarness(ApiPods):
         return None
 
     def touch(self, name: str) -> None:
-        """Create a file in `/ledger`, where containers see it."""
+        """Create a file in `/call_log`, where containers see it."""
         (self._ledger / name).touch()
 
     def has_file(self, name: str) -> bool:
-        """Return whether `/ledger` has a file."""
+        """Return whether `/call_log` has a file."""
         return (self._ledger / name).exists()
 
     def starts(self, name: str) -> int:

@@ -31,20 +31,20 @@ def envelope(topic: str, message: Message) -> Any:
     return made
 
 
-def start(thing: str) -> Any:
-    return envelope("/tasks/start", containerd_events.TaskStart(container_id=thing))
+def start(object_id: str) -> Any:
+    return envelope("/tasks/start", containerd_events.TaskStart(container_id=object_id))
 
 
-def stop(thing: str, process: str = "") -> Any:
-    return envelope("/tasks/exit", containerd_events.TaskExit(container_id=thing, id=process or thing))
+def stop(object_id: str, process: str = "") -> Any:
+    return envelope("/tasks/exit", containerd_events.TaskExit(container_id=object_id, id=process or object_id))
 
 
-def oom(thing: str) -> Any:
-    return envelope("/tasks/oom", containerd_events.TaskOOM(container_id=thing))
+def oom(object_id: str) -> Any:
+    return envelope("/tasks/oom", containerd_events.TaskOOM(container_id=object_id))
 
 
-def delete(thing: str) -> Any:
-    return envelope("/containers/delete", containerd_events.ContainerDelete(id=thing))
+def delete(object_id: str) -> Any:
+    return envelope("/containers/delete", containerd_events.ContainerDelete(id=object_id))
 
 
 class Harness:
@@ -83,17 +83,17 @@ class Harness:
         self.asked_of_looks.append((uid, moment))
         return self.looked_at >= moment
 
-    def _status(self, thing: str) -> Message | Exception:
-        state = self.states.get(thing)
+    def _status(self, object_id: str) -> Message | Exception:
+        state = self.states.get(object_id)
         if isinstance(state, Exception):
             return state
-        return cri.ContainerStatusResponse(status=cri.ContainerStatus(id=thing, state=state))
+        return cri.ContainerStatusResponse(status=cri.ContainerStatus(id=object_id, state=state))
 
-    def _box(self, thing: str) -> Message | Exception:
-        state = self.states[thing]
+    def _box(self, object_id: str) -> Message | Exception:
+        state = self.states[object_id]
         if isinstance(state, Exception):
             return state
-        return cri.PodSandboxStatusResponse(status=cri.PodSandboxStatus(id=thing, state=state))
+        return cri.PodSandboxStatusResponse(status=cri.PodSandboxStatus(id=object_id, state=state))
 
     def _containers(self, request: Any) -> Message | Exception:
         found = self.strangers.get(request.filter.id)
@@ -123,9 +123,9 @@ class Harness:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    def at(self, seconds: float, thing: str, state: Any) -> None:
+    def at(self, seconds: float, object_id: str, state: Any) -> None:
         """Change a state later."""
-        self.loop.call_at(seconds, self.states.__setitem__, thing, state)
+        self.loop.call_at(seconds, self.states.__setitem__, object_id, state)
 
     @property
     def types(self) -> list[tuple[float, str, str]]:
@@ -192,20 +192,20 @@ LATE: dict[str, tuple[Any, Any, str, list[tuple[float, Any]], float]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("message, state, thing, changes, expected", LATE.values(), ids=LATE.keys())
+@pytest.mark.parametrize("message, state, object_id, changes, expected", LATE.values(), ids=LATE.keys())
 def test_events_are_forwarded_after_the_status_confirms_them(
-    message: containerd_events.Envelope, state: Any, thing: str, changes: list[tuple[float, Any]], expected: float
+    message: containerd_events.Envelope, state: Any, object_id: str, changes: list[tuple[float, Any]], expected: float
 ) -> None:
     async def work(harness: Harness) -> None:
-        harness.states[thing] = state
+        harness.states[object_id] = state
         for at, changed in changes:
-            harness.at(at, thing, changed)
+            harness.at(at, object_id, changed)
         await harness.listen()
         harness.containerd.put_nowait(message)
         await asyncio.sleep(5)
-        happened = "STARTED" if message.topic == "/tasks/start" else "STOPPED"
-        assert harness.types == [(expected, thing, happened)]
-        assert harness.forgotten == [thing]
+        event_type = "STARTED" if message.topic == "/tasks/start" else "STOPPED"
+        assert harness.types == [(expected, object_id, event_type)]
+        assert harness.forgotten == [object_id]
 
     play(work)
 
@@ -489,10 +489,10 @@ def test_a_closed_feed_sends_nothing() -> None:
 # CRI's own stream.
 
 
-def cri_event(kind: Any, thing: str = "c", labels: dict[str, str] | None = None, uid: str = "") -> Message:
+def cri_event(kind: Any, object_id: str = "c", labels: dict[str, str] | None = None, uid: str = "") -> Message:
     box = cri.PodSandboxStatus(id="b", labels=labels or {}, metadata=cri.PodSandboxMetadata(uid=uid))
     return cri.ContainerEventResponse(
-        container_id=thing, container_event_type=kind, created_at=7_000_005_999, pod_sandbox_status=box
+        container_id=object_id, container_event_type=kind, created_at=7_000_005_999, pod_sandbox_status=box
     )
 
 

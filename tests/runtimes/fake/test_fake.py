@@ -259,7 +259,7 @@ def test_operations_have_the_configured_delays() -> None:
         delays = {Operation.RUN_SANDBOX.value: 0.5, "pull_image": 2.0, "start_container": 0.25}
         runtime = FakeRuntime(VirtualClock(), delays=delays)
         await start(runtime, pod())
-        return [(call.operation, call.begun, call.ended) for call in runtime.ledger]
+        return [(call.operation, call.begun, call.ended) for call in runtime.call_log]
 
     assert simulate(scenario())[0] == [
         ("run_sandbox", 0.0, 0.5),
@@ -281,7 +281,7 @@ def test_a_fault_applies_to_its_operation_and_pod_n_times() -> None:
             assert (await newest_container(runtime)).state is RecordState.CREATED
         await runtime.start_container(container_id)
         assert (await newest_container(runtime)).state is RecordState.RUNNING
-        assert [call.error for call in runtime.ledger if call.about == WEB and "start" in call.operation] == [
+        assert [call.error for call in runtime.call_log if call.about == WEB and "start" in call.operation] == [
             "RuntimeRefused",
             "RuntimeRefused",
             "",
@@ -693,12 +693,12 @@ def test_violations_of_the_agent_are_recorded() -> None:
     simulate(scenario())
 
 
-def test_the_ledger_keeps_the_newest_calls_with_their_arguments() -> None:
+def test_the_call_log_keeps_the_newest_calls_with_their_arguments() -> None:
     async def scenario() -> None:
-        runtime = FakeRuntime(VirtualClock(), ledger_size=2)
+        runtime = FakeRuntime(VirtualClock(), call_log_size=2)
         container_id = await start(runtime, pod())
         await runtime.stop_container(container_id, 12)
-        assert [(call.operation, call.about, call.subject, call.given) for call in runtime.ledger] == [
+        assert [(call.operation, call.about, call.subject, call.given) for call in runtime.call_log] == [
             ("start_container", WEB, "app", None),
             ("stop_container", WEB, "app", 12),
         ]

@@ -1,4 +1,4 @@
-"""Records of the fake runtime: calls in the ledger, changes in records and events, violations."""
+"""Records of the fake runtime: calls in the call log, changes in records and events, violations."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -61,10 +61,10 @@ def play(work: Callable[[FakeRuntime], Awaitable[None]], **options: Any) -> None
     simulate(scenario())
 
 
-# The ledger.
+# The call log.
 
 
-def test_every_call_is_in_the_ledger_with_its_arguments() -> None:
+def test_every_call_is_in_the_call_log_with_its_arguments() -> None:
     async def work(runtime: FakeRuntime) -> None:
         web = pod()
         runtime.delays.update(dict.fromkeys(Operation, 1.0))
@@ -87,7 +87,7 @@ def test_every_call_is_in_the_ledger_with_its_arguments() -> None:
         await runtime.health()
         with pytest.raises(RuntimeRefused):
             await runtime.start_container("gone")
-        found = [(each.operation, each.about, each.subject, each.given, each.error) for each in runtime.ledger]
+        found = [(each.operation, each.about, each.subject, each.given, each.error) for each in runtime.call_log]
         assert found == [
             ("run_sandbox", WEB, "", box(web), ""),
             ("create_container", WEB, "app", wanted(web), ""),
@@ -108,36 +108,36 @@ def test_every_call_is_in_the_ledger_with_its_arguments() -> None:
             ("health", "", "", None, ""),
             ("start_container", "", "gone", None, "RuntimeRefused"),
         ]
-        assert {each.operation for each in runtime.ledger} == set(Operation)
-        times = [(each.begun, each.ended) for each in runtime.ledger]
+        assert {each.operation for each in runtime.call_log} == set(Operation)
+        times = [(each.begun, each.ended) for each in runtime.call_log]
         assert times == [(float(second), second + 1.0) for second in range(len(found))]
 
     play(work)
 
 
-def test_a_running_call_has_no_end_and_the_ledger_keeps_the_newest() -> None:
+def test_a_running_call_has_no_end_and_the_call_log_keeps_the_newest() -> None:
     async def work(runtime: FakeRuntime) -> None:
         runtime.faults.hang(Operation.HEALTH)
         hanging = asyncio.ensure_future(runtime.health())
         await asyncio.sleep(1)
-        assert [(each.ended, each.error) for each in runtime.ledger] == [(None, "")]
+        assert [(each.ended, each.error) for each in runtime.call_log] == [(None, "")]
         hanging.cancel()
         await asyncio.wait([hanging])
-        assert [(each.ended, each.error) for each in runtime.ledger] == [(1.0, "CancelledError")]
+        assert [(each.ended, each.error) for each in runtime.call_log] == [(1.0, "CancelledError")]
         for number in range(3):
             await runtime.image(str(number))
-        assert [each.subject for each in runtime.ledger] == ["1", "2"]
+        assert [each.subject for each in runtime.call_log] == ["1", "2"]
 
-    play(work, ledger_size=2)
-
-
-# Records, news and witnesses.
+    play(work, call_log_size=2)
 
 
-def test_every_change_of_a_pod_reaches_the_witness_and_the_consumers() -> None:
+# Records, news and observers.
+
+
+def test_every_change_of_a_pod_reaches_the_observer_and_the_consumers() -> None:
     async def work(runtime: FakeRuntime) -> None:
         web, seen = pod(), list[tuple[str, str, str]]()
-        runtime.witness(lambda uid, thing, happened: seen.append((uid, thing.id, happened.name)))
+        runtime.observe_changes(lambda uid, record, event_type: seen.append((uid, record.id, event_type.name)))
         stream = runtime.events()
         assert await runtime.pod_record(WEB) == PodRecord(uid=WEB)
         sandbox_id = await runtime.run_sandbox(box(web, attempt=2))

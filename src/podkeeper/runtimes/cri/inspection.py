@@ -82,10 +82,10 @@ class PodInspector:
         """Return whether an inspection of a pod has started since then."""
         return self._begun.get(uid, moment) > moment
 
-    def forget(self, thing: str) -> None:
+    def forget(self, object_id: str) -> None:
         """Drop what is cached about an ID, because it was removed or has changed."""
-        self._settled.pop(thing, None)
-        self._networks.pop(thing, None)
+        self._settled.pop(object_id, None)
+        self._networks.pop(object_id, None)
 
     async def _newest(self, boxes: Sequence[cri.PodSandbox]) -> tuple[SandboxRecord, ...]:
         """Return the newest sandbox of a pod with its network, if any."""

@@ -5,7 +5,7 @@ Every call to a fake uses this module.
     async with self._calls.call(Operation.START_CONTAINER, uid, "web"):
         ...  # the effect
 
-The ledger is for tests and for the invariants of the simulation. It keeps only the newest calls.
+The call log is for tests and for the invariants of the simulation. It keeps only the newest calls.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Calls:
         faults: FakeFaults,
         *,
         delays: Mapping[str, float] | None = None,
-        ledger_size: int | None = 4096,
+        call_log_size: int | None = 4096,
     ) -> None:
         self._clock = clock
         self.unavailable = unavailable
@@ -51,12 +51,12 @@ class Calls:
         self.delays: dict[str, float] = dict(delays or {})
         self.down = ""  # why all calls fail; empty: they do not
         self.boots = 0  # number of reboots; a call from before a reboot has no effect after it
-        self.ledger: deque[Call] = deque(maxlen=ledger_size)
+        self.call_log: deque[Call] = deque(maxlen=call_log_size)
 
     def call(self, operation: str, about: str, subject: str = "", given: object = None) -> "_UnderWay":
         """Record a call. Use it with `async with` around the effect."""
         call = Call(operation, about, subject, self._clock.monotonic(), given)
-        self.ledger.append(call)
+        self.call_log.append(call)
         return _UnderWay(self, call)
 
     def reboot(self) -> None:
@@ -65,7 +65,7 @@ class Calls:
 
     def end(self, call: Call, error: BaseException | None) -> None:
         call.ended = self._clock.monotonic()
-        # Only the name: an error references its frames, and the ledger must not keep the caller's objects alive.
+        # Only the name: an error references its frames, and the call log must not keep the caller's objects alive.
         call.error = "" if error is None else type(error).__name__
 
 

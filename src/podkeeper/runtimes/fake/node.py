@@ -33,7 +33,7 @@ KILLED = 137
 START_FAILED = 128
 LOST = 255
 
-Witness = Callable[[PodUID, SandboxRecord | ContainerRecord, RuntimeEventType], None]
+ChangeObserver = Callable[[PodUID, SandboxRecord | ContainerRecord, RuntimeEventType], None]
 """Called at every change, before the event is sent. Event filters do not affect it."""
 
 
@@ -47,7 +47,7 @@ class FakeNode:
         self._records: dict[PodUID, PodRecord] = {}
         self._changed: set[PodUID] = set()
         self._made = 0
-        self.witness: Witness | None = None
+        self.observer: ChangeObserver | None = None
         self.sandboxes: dict[str, FakeSandbox] = {}
         self.containers: dict[str, FakeContainer] = {}
         self.violations: list[str] = []
@@ -223,7 +223,7 @@ class FakeNode:
             known = self._pods[uid] = FakePod(uid, pod.metadata.name or "", pod.metadata.namespace or "")
         return known
 
-    def _changed_by(self, pod: FakePod, thing: SandboxRecord | ContainerRecord, event_type: RuntimeEventType) -> None:
+    def _changed_by(self, pod: FakePod, record: SandboxRecord | ContainerRecord, event_type: RuntimeEventType) -> None:
         """Mark a pod as changed, and send the event."""
         pod.record = None
         if pod.sandboxes or pod.containers:
@@ -232,9 +232,9 @@ class FakeNode:
             self._pods.pop(pod.uid, None)
             self._records.pop(pod.uid, None)
             self._changed.discard(pod.uid)
-        if self.witness is not None:
-            self.witness(pod.uid, thing, event_type)
-        self._send(RuntimeEvent(pod.uid, thing.id, event_type, self._clock.now()))
+        if self.observer is not None:
+            self.observer(pod.uid, record, event_type)
+        self._send(RuntimeEvent(pod.uid, record.id, event_type, self._clock.now()))
 
     def _next_number(self) -> int:
         self._made += 1

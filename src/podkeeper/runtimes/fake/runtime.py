@@ -22,7 +22,7 @@ from podkeeper.runtimes.fake.behaviour import Behaviour, ExecStep, annotated_beh
 from podkeeper.runtimes.fake.calls import Call, Calls
 from podkeeper.runtimes.fake.faults import FakeFaults
 from podkeeper.runtimes.fake.images import FakeImages
-from podkeeper.runtimes.fake.node import FakeNode, Witness
+from podkeeper.runtimes.fake.node import ChangeObserver, FakeNode
 from podkeeper.runtimes.fake.objects import FakeContainer
 
 
@@ -75,13 +75,13 @@ class FakeRuntime:
         default: Behaviour | None = None,
         delays: Mapping[str, float] | None = None,
         images: Iterable[str] = (),
-        ledger_size: int | None = 4096,
+        call_log_size: int | None = 4096,
         event_limit: int = 100_000,
     ) -> None:
         self._clock = clock
         self._behaviours = dict(behaviours or {})
         self._default = default or Behaviour()
-        self._calls = Calls(clock, RuntimeUnavailable, FakeFaults(), delays=delays, ledger_size=ledger_size)
+        self._calls = Calls(clock, RuntimeUnavailable, FakeFaults(), delays=delays, call_log_size=call_log_size)
         self._hub = EventHub(event_limit)
         self._node = FakeNode(clock, self._hub.send)
         self._images = FakeImages(images)
@@ -228,9 +228,9 @@ class FakeRuntime:
         return self._calls.delays
 
     @property
-    def ledger(self) -> Sequence[Call]:
+    def call_log(self) -> Sequence[Call]:
         """Newest calls, oldest first."""
-        return self._calls.ledger
+        return self._calls.call_log
 
     @property
     def violations(self) -> Sequence[str]:
@@ -251,9 +251,9 @@ class FakeRuntime:
         """Script a container by its pod's name or UID, from its next attempt on. `*` matches any pod or container."""
         self._behaviours[pod, container] = behaviour
 
-    def witness(self, witness: Witness) -> None:
+    def observe_changes(self, observer: ChangeObserver) -> None:
         """Call a function at every change of a sandbox or container."""
-        self._node.witness = witness
+        self._node.observer = observer
 
     def filter_events(self, event_filter: EventFilter | None) -> None:
         """Drop, repeat, delay or reorder events from now on. None: remove all filters."""

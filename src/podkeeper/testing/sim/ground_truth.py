@@ -77,10 +77,10 @@ class GroundTruth:
         """Return all running containers."""
         return self._running.values()
 
-    def pod_of(self, thing_id: str) -> PodUID:
+    def pod_of(self, object_id: str) -> PodUID:
         """Return the pod of a container or sandbox. Empty: the ID never existed."""
-        thing = self.containers.get(thing_id) or self.sandboxes.get(thing_id)
-        return PodUID("") if thing is None else thing.uid
+        found = self.containers.get(object_id) or self.sandboxes.get(object_id)
+        return PodUID("") if found is None else found.uid
 
     def _on_container_changed(self, change: ContainerChanged) -> None:
         record, at = change.record, change.at

@@ -121,8 +121,8 @@ class World:
         self.truth = GroundTruth(self.bus)
         self.fault_log = FaultLog(self.bus)
         TraceWriter(self.bus, self.trace)
-        self.api = MemoryApi(VirtualClock(self.loop), history_limit=100_000, ledger_size=0)
-        self.runtime = FakeRuntime(self.clock, ledger_size=0)
+        self.api = MemoryApi(VirtualClock(self.loop), history_limit=100_000, call_log_size=0)
+        self.runtime = FakeRuntime(self.clock, call_log_size=0)
         self.volumes = FakeVolumes(self.clock)
         self.cgroups = FakeCgroups(self.clock)
         self.prober = FakeProber()
@@ -145,7 +145,7 @@ class World:
         self._undo: dict[ActiveFault, Callable[[], None]] = {}
         self._ended = asyncio.Event()
         self._random = self.random("world")
-        self.runtime.witness(self._on_runtime_change)
+        self.runtime.observe_changes(self._on_runtime_change)
         self.api.on_change(Pod, self._on_pod_change)
 
     # Time and randomness.

@@ -128,8 +128,8 @@ async def asked_for(name: str) -> tuple[SandboxConfig, dict[str, ContainerConfig
             cgroup_parent=sandbox_sent(name)["linux"]["cgroup_parent"],
             pull_secrets=(),
         )
-        configs = [call.given for call in harness.fake.ledger if call.operation == Operation.CREATE_CONTAINER]
-        made = next(call.given for call in harness.fake.ledger if call.operation == Operation.RUN_SANDBOX)
+        configs = [call.given for call in harness.fake.call_log if call.operation == Operation.CREATE_CONTAINER]
+        made = next(call.given for call in harness.fake.call_log if call.operation == Operation.RUN_SANDBOX)
         return made, {config.container.name: config for config in configs}
 
 
