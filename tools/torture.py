@@ -2,7 +2,7 @@
 
 `podkeeper run` works on a directory of manifests: servers with probes, jobs, sidecars, crash loops. Pods are added,
 changed and removed, and containers are killed. Each round kills the agent (-9) at a random time, makes some changes
-without an agent, and starts another agent. The containers write a call_log of their starts. By this call_log and /proc:
+without an agent, and starts another agent. Each container logs its starts in a file. By these files and /proc:
 
 * No long-running container was restarted (same process), lost or started twice.
 * No job ran twice. Its exit code is reported, even if it ended while no agent ran.

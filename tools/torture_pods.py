@@ -1,10 +1,10 @@
 """Pods of the torture tools: manifests, and the facts that must hold for each pod.
 
-Each container appends a line to a call_log when it starts, and its command line names the pod. The facts are the maximum
+Each container appends a line to its file when it starts, and its command line names the pod. The facts are the maximum
 number of starts, the exit code, and whether the container runs forever.
 
-    call_log/<pod>.<generation>.<container>     one line per start, written by the container itself
-    call_log/<pod>.<generation>.end             one line per completion of a job
+    starts/<pod>.<generation>.<container>     one line per start, written by the container itself
+    starts/<pod>.<generation>.end             one line per completion of a job
 
 So the checks do not depend on the records of the agent or the runtime.
 """
@@ -30,7 +30,7 @@ HOST = "host"
 _SERVER = """
 import os, signal, socket, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-with open("/call_log/" + ".".join(sys.argv[-2:]), "a") as call_log: call_log.write("start\\n")
+with open("/starts/" + ".".join(sys.argv[-2:]), "a") as starts: starts.write("start\\n")
 server = socket.create_server(("127.0.0.1", PORT))
 while True:
     asking, _ = server.accept()
@@ -86,7 +86,7 @@ class Tortured:
         """Return the containers that run forever."""
         return {Kind.PAIR: ("side", "app"), Kind.SERVER: ("app",), Kind.QUIET: ("app",)}.get(self.kind, ())
 
-    def begin(self, chance: random.Random, call_log: Path) -> None:
+    def begin(self, chance: random.Random, starts: Path) -> None:
         """Start another generation with a new manifest, and reset the observed state."""
         self.generation += 1
         self.strikes.clear()
@@ -95,7 +95,7 @@ class Tortured:
         self.undone.clear()
         self.ready_since, self.ended, self.restarts = "", False, 0
         self.code = chance.choice((0, 0, 1, 42))
-        self.manifest = _manifest(self, chance, call_log)
+        self.manifest = _manifest(self, chance, starts)
 
     def most_starts(self, container: str) -> int:
         """Return the maximum number of starts of a container so far."""
@@ -104,11 +104,11 @@ class Tortured:
         return 1 + self.strikes[container]
 
 
-def _manifest(pod: Tortured, chance: random.Random, call_log: Path) -> Json:
+def _manifest(pod: Tortured, chance: random.Random, starts: Path) -> Json:
     spec: Json = {
         "terminationGracePeriodSeconds": 5,
         "volumes": [
-            {"name": "call_log", "hostPath": {"path": str(call_log), "type": "Directory"}},
+            {"name": "starts", "hostPath": {"path": str(starts), "type": "Directory"}},
             {"name": "scratch", "emptyDir": {}},
         ],
     }
@@ -125,7 +125,7 @@ def _manifest(pod: Tortured, chance: random.Random, call_log: Path) -> Json:
         case Kind.JOB:
             spec["restartPolicy"] = "Never"
             nap = chance.choice((0.0, 0.1, 0.5, 1.0, 2.0))
-            end = f"echo end >> /call_log/{pod.version}.{END}; exit {pod.code}"
+            end = f"echo end >> /starts/{pod.version}.{END}; exit {pod.code}"
             spec["containers"] = [_shell(pod, "app", f"sleep {nap} & wait; {end}")]
         case Kind.LOOP:
             spec["containers"] = [_shell(pod, "app", f"sleep 0.2; exit {CRASH_CODE}")]
@@ -142,7 +142,7 @@ _NAP = "sleep 100000 & wait"
 
 
 def _shell(pod: Tortured, container: str, script: str) -> Json:
-    begin = f"trap 'exit 0' TERM; echo start >> /call_log/{pod.version}.{container}; "
+    begin = f"trap 'exit 0' TERM; echo start >> /starts/{pod.version}.{container}; "
     return _container(pod, container, ["sh", "-c", begin + script])
 
 
@@ -176,7 +176,7 @@ def _container(pod: Tortured, name: str, command: list[str]) -> Json:
         "image": pod.image,
         "imagePullPolicy": "IfNotPresent",
         "command": [*command, pod.mark, pod.version, name],
-        "volumeMounts": [{"name": "call_log", "mountPath": "/call_log"}, {"name": "scratch", "mountPath": "/scratch"}],
+        "volumeMounts": [{"name": "starts", "mountPath": "/starts"}, {"name": "scratch", "mountPath": "/scratch"}],
     }
 
 

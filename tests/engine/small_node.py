@@ -175,5 +175,5 @@ class SmallNode(NodeHarness):
 
 
 def in_small_node(scenario: Callable[[SmallNode], Awaitable[T]], **options: Any) -> T:
-    """Run a scenario in virtual time beside a running agent."""
+    """Run a scenario in virtual time while the agent runs."""
     return on_node(scenario, partial(SmallNode, **options))

@@ -180,7 +180,7 @@ def test_a_background_runs_once(given_up: bool) -> None:
 
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError("a bug")], ids=["returns", "fails"])
-def test_work_that_ignores_its_cancellation_does_no_harm(error: Exception | None) -> None:
+def test_work_that_ignores_its_cancellation_does_not_affect_other_work(error: Exception | None) -> None:
     async def stubborn() -> str:
         try:
             await asyncio.sleep(60)

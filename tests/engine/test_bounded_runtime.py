@@ -387,7 +387,7 @@ def test_containers_that_take_long_to_exit_do_not_block_other_stops() -> None:
     run_scenario(scenario)
 
 
-def test_a_pod_that_has_begun_is_served_before_later_pods() -> None:
+def test_a_started_pod_is_served_before_later_pods() -> None:
     async def start(harness: Harness, name: str) -> None:
         box = await harness.bounded.run_sandbox(sandbox(name))
         await harness.bounded.start_container(await harness.bounded.create_container(box, container_config(name)))

@@ -99,7 +99,7 @@ def test_a_change_that_outlived_its_lease_frees_no_second_slot_when_it_ends() ->
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
-def test_as_many_slots_are_free_after_a_burst_as_before(slots: int) -> None:
+def test_all_slots_are_free_after_a_burst(slots: int) -> None:
     async def scenario(harness: Harness) -> None:
         harness.runtime.seconds["start_container"] = 1
         for _ in range(2):

@@ -93,7 +93,7 @@ def test_an_inspection_that_ends_during_the_request_is_not_lost() -> None:
     assert simulate(scenario())[0] == seen()
 
 
-def test_before_anything_was_seen_even_the_undemanding_wait() -> None:
+def test_before_the_first_listing_every_reader_waits() -> None:
     async def scenario() -> tuple[PodRecord | None, list[PodUID], PodRecord | None]:
         pods, requests = cache()
         early = await answer(pods, None)
@@ -257,8 +257,8 @@ def test_a_listed_pod_that_was_never_inspected_is_not_sure() -> None:
     uid, other = PodUID("a"), PodUID("b")
     assert cache.get_if_sure(uid) is None  # nothing was inspected yet
     cache.all_seen(1.0, but=[uid])
-    assert cache.get_if_sure(uid) is None  # it is there, whatever it is
-    assert cache.get_if_sure(other) == PodRecord(uid=other)  # it is not
+    assert cache.get_if_sure(uid) is None  # the pod exists in an unknown state
+    assert cache.get_if_sure(other) == PodRecord(uid=other)  # the pod does not exist
     cache.set(uid, PodRecord(uid=uid, name="web"), 2.0)
     assert cache.get_if_sure(uid) == PodRecord(uid=uid, name="web")
 
@@ -313,7 +313,7 @@ def test_a_pod_that_a_listing_contradicts_is_sure_again_once_an_inspection_began
     assert pods.get_if_sure(WEB) == seen(box="new")
 
 
-def test_a_failed_inspection_makes_nothing_surer_and_nothing_less_sure() -> None:
+def test_a_failed_inspection_does_not_change_whether_a_record_is_sure() -> None:
     pods, _ = cache()
     pods.set_error(WEB, REFUSED, 1)
     assert pods.get_if_sure(WEB) is None  # nothing was ever listed
@@ -337,7 +337,7 @@ def test_a_late_inspection_is_not_sure_until_the_next_listing() -> None:
     assert pods.get_if_sure(WEB) == seen()
 
 
-def test_a_listing_that_comes_late_makes_nothing_older() -> None:
+def test_a_late_listing_makes_no_record_older() -> None:
     async def scenario() -> list[PodRecord | None]:
         pods, _ = cache()
         pods.all_seen(5)
@@ -399,7 +399,7 @@ def test_two_inspections_in_a_row_wake_a_waiter_once() -> None:
     assert simulate(scenario())[0] == seen(box="newer")
 
 
-def test_an_error_that_is_raised_many_times_keeps_no_trace_of_those_before() -> None:
+def test_an_error_raised_many_times_keeps_no_former_tracebacks() -> None:
     async def scenario() -> list[int]:
         pods, _ = cache()
         pods.set_error(WEB, REFUSED, 1)

@@ -105,7 +105,7 @@ EVENTS: dict[str, Event[Harness]] = {
 }
 
 
-def test_a_reader_gets_a_newer_record_whatever_comes_first() -> None:
+def test_a_reader_gets_a_newer_record_with_every_event() -> None:
     reading = OperationTest(
         setup=set_up,
         run=Harness.read,

@@ -28,19 +28,19 @@ from tests.engine.execution_harness import CHANGES, UID, ExecutionHarness, conta
 CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
 
 
-def synced(of: Pod, passes: int = 1) -> ExecutionHarness:
+def synced(of: Pod, syncs: int = 1) -> ExecutionHarness:
     """Return the harness after this number of successful syncs."""
 
     async def scenario() -> ExecutionHarness:
         async with running_harness() as harness:
-            for _ in range(passes):
+            for _ in range(syncs):
                 await harness.sync(of)
             return harness
 
     return simulate(scenario())[0]
 
 
-# The order of things.
+# Order.
 
 
 def test_a_pod_begins_with_its_sandbox_and_then_its_containers_in_order() -> None:
@@ -65,7 +65,7 @@ def test_a_new_sandbox_is_reported_before_any_image_is_pulled() -> None:
     assert [(len(record.sandboxes), record.containers) for record in harness.ready] == [(1, ())]
 
 
-def test_ephemeral_containers_go_before_init_and_app_containers() -> None:
+def test_ephemeral_containers_start_before_init_and_app_containers() -> None:
     actions = PodActions(
         create_sandbox=True,
         ephemeral_containers_to_start=(0,),
@@ -86,7 +86,7 @@ def test_ephemeral_containers_go_before_init_and_app_containers() -> None:
     assert [name for _, name in simulate(scenario())[0].changes(START)] == ["shell", "setup", "web"]
 
 
-def test_a_post_start_hook_holds_up_the_next_container() -> None:
+def test_a_post_start_hook_delays_the_next_container() -> None:
     async def scenario() -> list[tuple[str, float]]:
         async with running_harness() as harness:
             await harness.sync(pod("web", container("proxy", post_start=sleep(5)), container("web")))
@@ -216,7 +216,7 @@ def test_a_container_is_created_from_its_spec_and_computed_values() -> None:
     assert made.image.startswith("sha256:")
 
 
-def test_each_restart_counts_on_from_the_newest_record() -> None:
+def test_the_restart_count_continues_from_the_newest_record() -> None:
     spec = pod("web", container("web"))
 
     async def scenario() -> list[tuple[int, str]]:
@@ -231,7 +231,7 @@ def test_each_restart_counts_on_from_the_newest_record() -> None:
     assert simulate(scenario())[0] == [(0, "web/0.log"), (1, "web/1.log"), (2, "web/2.log")]
 
 
-def test_a_pod_in_the_nodes_network_has_the_nodes_addresses() -> None:
+def test_a_host_network_pod_has_the_addresses_of_the_node() -> None:
     spec = pod(
         "web",
         changed(
@@ -244,7 +244,7 @@ def test_a_pod_in_the_nodes_network_has_the_nodes_addresses() -> None:
     assert made.env == {"IP": "192.0.2.1"}
 
 
-# Removing what is dead.
+# Removal of dead containers.
 
 
 def test_the_newest_exit_of_each_container_is_kept() -> None:

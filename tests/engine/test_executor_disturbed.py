@@ -102,7 +102,7 @@ ACCIDENTS: dict[str, Event[Harness]] = {
 }
 
 
-def test_accidents_at_every_await_of_a_start() -> None:
+def test_every_event_at_every_await_of_a_start() -> None:
     operation = OperationTest(
         setup=with_the_sidecar,
         run=Harness.sync,
@@ -114,12 +114,12 @@ def test_accidents_at_every_await_of_a_start() -> None:
     interleave(operation, ACCIDENTS)
 
 
-def test_another_pod_starts_beside() -> None:
+def test_another_pod_starts_at_the_same_time() -> None:
     operation = OperationTest(setup=set_up, run=Harness.sync, state=Harness.running, check=Harness.holds)
     interleave(operation, {"another pod": lambda harness: harness.base.sync(DB)}, cancel=False)
 
 
-def test_a_pod_killed_at_every_await_of_its_start_is_dead() -> None:
+def test_a_pod_killed_at_every_await_of_its_start_has_no_running_container() -> None:
     # The workers run no other sync after a cancelled one.
     for on in (set_up, with_the_sidecar):
         operation = OperationTest(

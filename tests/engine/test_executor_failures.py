@@ -48,7 +48,7 @@ def waiting(harness: ExecutionHarness) -> dict[str, str]:
     return {name: failure.reason for name, failure in harness.executor.failures_of(UID).items()}
 
 
-def test_one_containers_failing_image_does_not_hold_up_another() -> None:
+def test_a_failed_image_of_one_container_does_not_block_another() -> None:
     harness, errors = failing(pod("web", container("absent"), container("web")))
     assert [name for _, name in harness.changes(START)] == ["web"]
     assert waiting(harness) == {"absent": "ErrImagePull"}
@@ -88,14 +88,14 @@ def test_a_missing_config_map_is_reported() -> None:
     assert [name for _, name in harness.changes(START)] == ["log"]
 
 
-def test_without_an_api_nothing_can_be_referred_to() -> None:
+def test_without_an_api_a_reference_to_an_object_fails() -> None:
     source = EnvVarSource(config_map_key_ref=ConfigMapKeySelector(name="paint", key="k"))
     harness, _ = failing(pod("web", changed(container("web"), env=(EnvVar(name="A", value_from=source),))))
     failure = harness.executor.failures_of(UID)["web"]
     assert failure.message == "couldn't get configMap default/paint, no kubeClient defined"
 
 
-def test_a_container_that_must_not_be_root_is_not() -> None:
+def test_run_as_non_root_is_enforced() -> None:
     harness, _ = failing(pod("web", changed(container("web"), security_context=SecurityContext(run_as_non_root=True))))
     assert waiting(harness) == {"web": "CreateContainerConfigError"}
 
@@ -115,7 +115,7 @@ def test_an_ephemeral_container_needs_its_target() -> None:
     assert failure == StartFailure("CreateContainerConfigError", "unable to find target container gone")
 
 
-def test_an_init_container_that_does_not_start_holds_up_the_rest_but_a_sidecar_does_not() -> None:
+def test_a_failed_init_container_blocks_the_rest_but_a_sidecar_does_not() -> None:
     actions = PodActions(create_sandbox=True, init_containers_to_start=(0, 1), containers_to_start=(0,))
 
     async def started(*init: str) -> list[str]:
@@ -301,14 +301,14 @@ def test_a_cancelled_sync_completes_its_step_and_begins_no_other(step: str, chan
             record = await harness.inspect()
             harness.fake.delays[step] = 5
             async with asyncio.TaskGroup() as group:
-                pass_ = group.create_task(
+                sync = group.create_task(
                     harness.executor.execute(spec, record, actions, mounts={}, cgroup_parent="", pull_secrets=())
                 )
                 await asyncio.sleep(2)
-                pass_.cancel()
-                await asyncio.wait({pass_})
+                sync.cancel()
+                await asyncio.wait({sync})
                 assert harness.clock.monotonic() == (5 if step in COMPLETED else 2)
-            assert pass_.cancelled()
+            assert sync.cancelled()
             await asyncio.sleep(100)
             assert [name for name, _ in harness.changes()] == changes
             under_way = [call for call in harness.fake.call_log if call.operation == step]
@@ -326,10 +326,10 @@ def test_a_sync_cancelled_during_a_stop_completes_the_stop_and_starts_nothing() 
             harness.fake.behave("web", "web", Behaviour(term_seconds=20))
             await harness.sync(pod("web", container("web"), grace=30))
             async with asyncio.TaskGroup() as group:
-                pass_ = group.create_task(harness.sync(newer))
+                sync = group.create_task(harness.sync(newer))
                 await asyncio.sleep(2)
-                pass_.cancel()
-                await asyncio.wait({pass_})
+                sync.cancel()
+                await asyncio.wait({sync})
                 assert harness.clock.monotonic() == 2
             await asyncio.sleep(100)
             await harness.note_exits()

@@ -169,7 +169,7 @@ def with_harness(scenario: Callable[[Harness], Coroutine[None, None, None]]) -> 
 # Starting.
 
 
-def test_containers_start_in_the_sandbox_and_with_all_that_the_pod_stands_on() -> None:
+def test_containers_start_in_the_sandbox_with_mounts_cgroup_and_secrets() -> None:
     async def scenario(harness: Harness) -> None:
         await harness.execute(WEB, IN_SANDBOX, START)
         assert harness.steps() == ["kill", "begun container", "start app", "begun container", "start proxy"]
@@ -179,7 +179,7 @@ def test_containers_start_in_the_sandbox_and_with_all_that_the_pod_stands_on() -
     with_harness(scenario)
 
 
-def test_a_new_sandbox_is_made_from_the_pod_and_its_containers_learn_its_addresses() -> None:
+def test_a_new_sandbox_passes_its_addresses_to_its_containers() -> None:
     event = PodEvent(EventType.WARNING, "DNSConfigForming", "too many", UID)
 
     async def scenario(harness: Harness) -> None:
@@ -282,7 +282,7 @@ def test_kinds_of_containers_start_in_order_and_are_counted_by_kind() -> None:
 
 
 @pytest.mark.parametrize("failing, started", [("setup", ["setup"]), ("mesh", ["setup", "mesh", "late"])])
-def test_only_an_init_container_that_runs_to_its_end_holds_up_the_next(failing: str, started: list[str]) -> None:
+def test_only_a_regular_init_container_blocks_the_next(failing: str, started: list[str]) -> None:
     async def scenario(harness: Harness) -> None:
         harness.not_started = {failing: REFUSED}
         actions = PodActions(sandbox_id="s1", init_containers_to_start=(0, 1, 2))
@@ -300,7 +300,7 @@ def test_only_an_init_container_that_runs_to_its_end_holds_up_the_next(failing: 
         (START, 1, ["kill", "begun container", "start app"]),
     ],
 )
-def test_nothing_starts_in_a_pod_that_is_to_end(actions: PodActions, starts_left: int, steps: list[str]) -> None:
+def test_nothing_starts_in_a_terminating_pod(actions: PodActions, starts_left: int, steps: list[str]) -> None:
     async def scenario(harness: Harness) -> None:
         harness.starts_left = starts_left
         await harness.execute(WEB, IN_SANDBOX, actions)
@@ -309,7 +309,7 @@ def test_nothing_starts_in_a_pod_that_is_to_end(actions: PodActions, starts_left
     with_harness(scenario)
 
 
-def test_the_optional_neighbours_may_be_missing() -> None:
+def test_optional_modules_may_be_missing() -> None:
     async def scenario(harness: Harness) -> None:
         harness.executor = PlanExecutor(
             runtime=harness,
@@ -491,7 +491,7 @@ def test_a_pod_is_killed_within_the_grace_that_is_given() -> None:
         ),
     ],
 )
-def test_dead_containers_are_removed_and_one_that_stays_holds_up_none(
+def test_a_container_that_cannot_be_removed_does_not_block_others(
     container_id: str, everything: bool, removed: list[str]
 ) -> None:
     apps = (found("app", number=number) for number in (3, 2, 1))
@@ -559,7 +559,7 @@ def test_the_pod_that_failed_longest_ago_is_forgotten_first() -> None:
         return pod(name, container("app"), container("proxy"))
 
     async def scenario(harness: Harness) -> None:
-        for name in ("web", "db", "web", "mail"):  # two have room
+        for name in ("web", "db", "web", "mail"):  # the limit is two pods
             await fail(harness, named(name), app=IMAGE)
         kept = [name for name in ("web", "db", "mail") if harness.executor.failures_of(PodUID(f"uid-{name}"))]
         assert kept == ["web", "mail"]

@@ -238,7 +238,7 @@ def test_all_sources_are_ready_once_an_update_of_each_was_handled() -> None:
     with_harness(scenario, sources=(API_SOURCE, FILE_SOURCE))
 
 
-def test_a_refused_update_shows_that_its_source_is_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_update_makes_its_source_ready(caplog: pytest.LogCaptureFixture) -> None:
     def scenario(harness: Harness) -> None:
         assert harness.config("SHRUG", WEB) == []
         assert harness.calls == []
@@ -258,7 +258,7 @@ def test_a_pod_without_a_uid_is_skipped(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.parametrize("error", [TryLater("cannot"), ZeroDivisionError()], ids=["expected", "unexpected"])
-def test_an_error_of_one_pod_holds_up_no_other(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_one_pod_does_not_affect_the_others(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     def scenario(harness: Harness) -> None:
         harness.failing["update worker"] = error
         assert harness.config(Op.UPDATE, pod("a"), pod("b")) == [False, False]
@@ -349,7 +349,7 @@ def test_a_terminating_pod_needs_no_admission_unless_it_was_rejected() -> None:
     with_harness(scenario)
 
 
-def test_a_mirror_of_no_pod_reaches_only_the_manager() -> None:
+def test_a_mirror_pod_without_a_static_pod_reaches_only_the_manager() -> None:
     def scenario(harness: Harness) -> None:
         harness.rejected.add(PodUID("shadow"))
         for op in (Op.ADD, Op.UPDATE, Op.RECONCILE):
@@ -390,7 +390,7 @@ def test_a_changed_pod_is_counted_again(op: Op) -> None:
     with_harness(scenario)
 
 
-def test_a_removed_pod_is_counted_no_more_and_its_worker_is_updated_even_if_it_is_held() -> None:
+def test_a_removed_held_pod_is_not_counted_and_its_worker_is_updated() -> None:
     def scenario(harness: Harness) -> None:
         harness.have(WEB)
         harness.held_pods.add(UID)
@@ -444,7 +444,7 @@ RECONCILED = {
 
 
 @pytest.mark.parametrize("shown, syncs, collects", RECONCILED.values(), ids=RECONCILED.keys())
-def test_a_reconciled_pod_is_synced_if_its_readiness_is_stale_and_cleaned_up_if_it_was_evicted(
+def test_a_reconciled_pod_with_stale_readiness_is_synced_and_an_evicted_one_collected(
     shown: Pod, syncs: bool, collects: bool
 ) -> None:
     def scenario(harness: Harness) -> None:
@@ -483,7 +483,7 @@ def test_a_pod_that_preempts_is_counted_and_held_before_its_worker_starts_it() -
 
 
 @pytest.mark.parametrize("now", [None, DELETED], ids=["removed", "deleted"])
-def test_a_held_pod_that_is_not_wanted_any_more_is_not_started(now: Pod | None) -> None:
+def test_an_undesired_held_pod_is_not_started(now: Pod | None) -> None:
     def scenario(harness: Harness) -> None:
         harness.verdict = PREEMPT
         harness.config(Op.ADD, WEB)
@@ -608,7 +608,7 @@ def test_only_a_successor_that_waits_is_woken() -> None:
     with_harness(scenario)
 
 
-def test_the_optional_neighbours_may_be_missing() -> None:
+def test_optional_modules_may_be_missing() -> None:
     def scenario(harness: Harness) -> None:
         harness.ending.add(UID)
         harness.config(Op.ADD, WEB)

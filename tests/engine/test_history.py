@@ -240,7 +240,7 @@ def test_a_message_has_at_most_256_characters(length: int, kept: int) -> None:
         assert entry.event.message == "x" * kept
 
 
-def test_by_default_a_thousand_pods_without_a_worker_are_remembered() -> None:
+def test_by_default_a_thousand_pods_without_a_worker_are_kept() -> None:
     async def scenario() -> list[bool]:
         history = PodHistory(clock=VirtualClock())
         uids = [PodUID(f"uid-{number}") for number in range(1001)]

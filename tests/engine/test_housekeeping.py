@@ -54,7 +54,7 @@ def test_a_running_removal_is_reported_until_it_has_ended() -> None:
     assert run_scenario(scenario)[0] == (True, False)
 
 
-def test_nothing_is_touched_before_every_source_has_spoken() -> None:
+def test_nothing_is_removed_before_all_sources_are_ready() -> None:
     async def scenario(node: LoopHarness) -> tuple[set[str], list[str], list[float]]:
         node.runtime.running.add("of-a-file")
         node.send_update(Op.ADD, pod("web"))
@@ -67,7 +67,7 @@ def test_nothing_is_touched_before_every_source_has_spoken() -> None:
     assert run_scenario(scenario, sources=ALL)[0] == ({"web", "of-a-file"}, [], [62.0])
 
 
-def test_a_pod_removed_before_every_source_had_spoken_is_ended_afterwards() -> None:
+def test_a_pod_removed_before_all_sources_are_ready_is_killed_afterwards() -> None:
     async def scenario(node: LoopHarness) -> tuple[set[str], set[str]]:
         node.send_update(Op.ADD, pod("web"))
         node.send_update(Op.REMOVE, pod("web"))
@@ -93,7 +93,7 @@ def test_nothing_is_removed_while_the_runtime_is_unhealthy() -> None:
     assert run_scenario(scenario)[0] == {"web", "orphan"}
 
 
-def test_a_pod_that_comes_while_the_runtime_is_being_listed_is_no_orphan() -> None:
+def test_a_pod_added_during_a_runtime_listing_is_not_an_orphan() -> None:
     async def scenario(node: LoopHarness) -> tuple[list[float], list[float], set[str]]:
         async def slow() -> None:
             if node.clock.monotonic() < 3:
@@ -108,7 +108,7 @@ def test_a_pod_that_comes_while_the_runtime_is_being_listed_is_no_orphan() -> No
     assert run_scenario(scenario)[0] == ([2.0], [], {"web", "young"})
 
 
-def test_pods_are_added_and_removed_under_housekeeping_and_none_is_killed_by_mistake() -> None:
+def test_no_pod_added_or_removed_during_housekeeping_is_killed_as_an_orphan() -> None:
     async def scenario(node: LoopHarness) -> tuple[list[str], set[str]]:
         async def slow() -> None:
             await asyncio.sleep(1.3)
@@ -140,7 +140,7 @@ def test_a_reused_uid_starts_again_after_its_first_pod_has_ended() -> None:
     assert run_scenario(scenario)[0] == ([0.0, 6.0], 1)
 
 
-def test_a_rejected_pod_is_not_started_and_is_let_go_when_it_is_deleted() -> None:
+def test_a_rejected_pod_is_not_started_and_is_dropped_after_its_deletion() -> None:
     async def scenario(node: LoopHarness) -> tuple[str | None, list[float], list[float]]:
         node.send_update(Op.ADD, pod("web", container(requests={"cpu": "5"})))
         await asyncio.sleep(10)
@@ -165,7 +165,7 @@ def test_probes_and_statuses_of_removed_pods_are_dropped() -> None:
     assert run_scenario(scenario)[0] == (uids("web"), uids("web", "shadow"))
 
 
-def test_an_orphaned_mirror_is_deleted_but_not_while_its_static_pod_is_ending() -> None:
+def test_an_orphaned_mirror_pod_is_deleted_after_its_static_pod_has_terminated() -> None:
     async def scenario(node: LoopHarness) -> tuple[list[str], list[str]]:
         static = pod("dns", uid="static", source=FILE_SOURCE)
         node.syncer.stop_seconds["static"] = 5
@@ -297,7 +297,7 @@ def test_removals_are_bounded_and_hung_ones_do_not_count() -> None:
     assert {name.split("-")[0] for name in left} == {"stuck"}
 
 
-def test_an_exception_in_one_part_of_a_round_spares_the_others() -> None:
+def test_an_exception_in_one_part_of_a_round_does_not_affect_the_others() -> None:
     async def scenario(node: LoopHarness) -> tuple[object, set[str]]:
         def broken(uids: object) -> None:
             raise ZeroDivisionError
@@ -405,7 +405,7 @@ def test_a_removal_that_fails_is_tried_again_in_the_next_round(error: Exception)
     assert run_scenario(scenario)[0] == (["remove cgroup left"] * 2, frozenset())
 
 
-def test_after_an_outage_of_the_runtime_it_is_waited_for_no_longer_than_before() -> None:
+def test_after_an_outage_the_runtime_timeout_is_the_default_again() -> None:
     rounds = Rounds()
 
     async def scenario(node: LoopHarness) -> None:

@@ -116,7 +116,7 @@ EVENTS: dict[str, Event[Harness]] = {
 }
 
 
-def test_every_event_while_a_node_is_tidied() -> None:
+def test_every_event_during_a_round() -> None:
     interleave(TIDYING, EVENTS, cancel=False)  # the round belongs to `run`
 
 
@@ -137,7 +137,7 @@ def test_a_requested_round_follows_the_running_one_at_once() -> None:
     interleave(soon, {"another round is due": ask}, cancel=False)
 
 
-def test_the_runtime_is_waited_for_longer_until_it_has_answered_once() -> None:
+def test_the_runtime_timeout_grows_until_the_first_answer() -> None:
     async def pauses(harness: Harness, count: int) -> list[float]:
         """Let the runtime hang. Return the time from one listing to the next."""
         begun: list[float] = []

@@ -427,7 +427,7 @@ def test_a_node_without_volumes_cgroups_and_api_has_nothing_to_list() -> None:
 @pytest.mark.parametrize(
     "failing", ["observe", "keep probes", "keep statuses", "count", "update worker", "collect state"]
 )
-def test_a_part_of_a_round_that_fails_spares_the_others(failing: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_part_of_a_round_does_not_affect_the_others(failing: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.failing[failing] = ZeroDivisionError()
         harness.desired, harness.cgroups = [pod("again")], uids("c")
@@ -456,7 +456,7 @@ def test_a_part_of_a_round_that_fails_spares_the_others(failing: str, caplog: py
 # Slow lists.
 
 
-def test_a_slow_list_is_waited_for_one_second_and_serves_a_later_round() -> None:
+def test_the_timeout_of_a_list_is_one_second_and_a_later_round_uses_its_result() -> None:
     async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.seconds = {"list cgroups": 5.0, "list directories": 0.5}
         harness.cgroups, harness.dirs = uids("c"), uids("d")
@@ -515,7 +515,7 @@ def test_a_list_that_fails_is_logged_once_until_it_succeeds(caplog: pytest.LogCa
     in_rounds(scenario)
 
 
-def test_the_runtime_is_waited_for_longer_each_time_until_it_answers() -> None:
+def test_the_timeout_of_the_runtime_doubles_until_it_answers() -> None:
     async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         waits = []
         for seconds in (60.0, 60.0, 60.0, 60.0, 60.0, 60.0, 25.0, 60.0):
@@ -530,7 +530,7 @@ def test_the_runtime_is_waited_for_longer_each_time_until_it_answers() -> None:
     in_rounds(scenario)
 
 
-def test_a_runtime_that_cannot_be_listed_is_given_more_time_and_shows_nothing() -> None:
+def test_an_unlisted_runtime_gets_a_longer_timeout() -> None:
     async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.runtime_pods = [stopped("dead")]
         harness.failing["list runtime"] = RuntimeUnavailable("no socket")
@@ -549,7 +549,7 @@ def test_a_runtime_that_cannot_be_listed_is_given_more_time_and_shows_nothing() 
 # Removals.
 
 
-def test_no_more_than_256_removals_are_under_way_besides_slow_ones() -> None:
+def test_at_most_256_removals_run_besides_slow_ones() -> None:
     async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.cgroups = uids(*(f"c-{number:03}" for number in range(600)))
         harness.seconds = {f"remove cgroup {uid}": 10.5 for uid in harness.cgroups}
@@ -569,7 +569,7 @@ def test_no_more_than_256_removals_are_under_way_besides_slow_ones() -> None:
     in_rounds(scenario)
 
 
-def test_a_removal_under_way_is_not_begun_again_and_keeps_no_other_waiting() -> None:
+def test_a_running_removal_is_not_repeated_and_delays_no_other() -> None:
     async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.orphaned_mirrors, harness.seconds = ["stuck_ns"], {"delete mirror stuck_ns": 3.0}
         await run_round()
@@ -586,7 +586,7 @@ def test_a_removal_under_way_is_not_begun_again_and_keeps_no_other_waiting() -> 
     in_rounds(scenario)
 
 
-def test_a_removal_that_fails_is_logged_once_until_it_succeeds_or_is_not_wanted(
+def test_a_failed_removal_is_logged_once_until_it_succeeds_or_is_not_needed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
@@ -625,7 +625,7 @@ def test_a_removal_that_takes_ten_seconds_is_logged_once(still_wanted: bool, cap
     in_rounds(scenario)
 
 
-def test_a_removal_that_fails_unexpectedly_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_removal_that_fails_unexpectedly_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
         harness.orphaned_mirrors, harness.failing = ["a_ns"], {"delete mirror a_ns": ZeroDivisionError()}
         for _ in range(2):
@@ -640,7 +640,7 @@ def test_a_removal_that_fails_unexpectedly_is_tried_again(caplog: pytest.LogCapt
 # When rounds are made.
 
 
-def test_while_nothing_happens_a_round_is_made_every_30_seconds() -> None:
+def test_without_changes_a_round_runs_every_30_seconds() -> None:
     async def scenario(harness: Harness) -> None:
         await asyncio.sleep(63)
         assert harness.times("sweep") == [2, 32, 62]
@@ -671,7 +671,7 @@ def test_a_round_follows_every_two_seconds_while_there_is_work() -> None:
     while_running(scenario)
 
 
-def test_a_round_follows_every_two_seconds_while_a_removal_is_under_way() -> None:
+def test_a_round_follows_every_two_seconds_while_a_removal_runs() -> None:
     async def scenario(harness: Harness) -> None:
         harness.orphaned_mirrors, harness.seconds = ["a_ns"], {"delete mirror a_ns": 7.0}
         await asyncio.sleep(3)
@@ -683,7 +683,7 @@ def test_a_round_follows_every_two_seconds_while_a_removal_is_under_way() -> Non
 
 
 @pytest.mark.parametrize("reason", ["the runtime is not well", "a source is not ready"])
-def test_no_round_is_made_while(reason: str) -> None:
+def test_no_round_runs_while(reason: str) -> None:
     ready = False
 
     async def scenario(harness: Harness) -> None:
@@ -701,7 +701,7 @@ def test_no_round_is_made_while(reason: str) -> None:
         while_running(scenario, all_sources_ready=lambda: ready)
 
 
-def test_a_static_pod_that_is_named_again_is_started_again_before_all_sources_are_ready() -> None:
+def test_a_static_pod_added_again_restarts_before_all_sources_are_ready() -> None:
     async def scenario(harness: Harness) -> None:
         held = pod("held", source=FILE_SOURCE)
         harness.desired, harness.mirror_pods = [STATIC, held, pod("web")], [MIRROR]
@@ -715,7 +715,7 @@ def test_a_static_pod_that_is_named_again_is_started_again_before_all_sources_ar
     while_running(scenario, all_sources_ready=lambda: False)
 
 
-def test_a_static_pod_that_ended_starts_over_if_it_is_added_again_before_all_sources_are_ready() -> None:
+def test_a_terminated_static_pod_added_again_starts_over_before_all_sources_are_ready() -> None:
     async def scenario(harness: Harness) -> None:
         over, stays = pod("over", source=FILE_SOURCE), pod("stays", source=FILE_SOURCE)
         harness.desired = [over, stays]
@@ -729,7 +729,7 @@ def test_a_static_pod_that_ended_starts_over_if_it_is_added_again_before_all_sou
     while_running(scenario, all_sources_ready=lambda: False)
 
 
-def test_a_static_pod_stays_over_if_its_former_run_cannot_be_dropped() -> None:
+def test_a_static_pod_stays_terminated_if_its_former_run_cannot_be_dropped() -> None:
     async def scenario(harness: Harness) -> None:
         over = pod("over", source=FILE_SOURCE)
         harness.desired, harness.published = [over, STATIC], {PodUID("over"): PodStatus(phase="Failed")}
@@ -741,7 +741,7 @@ def test_a_static_pod_stays_over_if_its_former_run_cannot_be_dropped() -> None:
     while_running(scenario, all_sources_ready=lambda: False)
 
 
-def test_a_static_pod_that_cannot_be_started_again_does_not_hold_up_the_next() -> None:
+def test_a_failed_restart_of_a_static_pod_does_not_affect_the_next() -> None:
     async def scenario(harness: Harness) -> None:
         harness.desired = [STATIC, pod("other", source=FILE_SOURCE)]
         harness.restartable, harness.failing = uids("static", "other"), {"count": RuntimeError("broken")}
@@ -760,7 +760,7 @@ def test_no_static_pod_is_restarted_while_the_runtime_is_unhealthy() -> None:
     while_running(scenario, is_well=lambda: False, all_sources_ready=lambda: False)
 
 
-def test_a_hurried_round_is_made_at_once_and_once() -> None:
+def test_a_requested_round_runs_once_at_once() -> None:
     async def scenario(harness: Harness) -> None:
         await asyncio.sleep(0.5)
         harness.orphaned_mirrors = ["a_ns"]
@@ -771,7 +771,7 @@ def test_a_hurried_round_is_made_at_once_and_once() -> None:
     while_running(scenario)
 
 
-def test_an_orphan_that_is_confirmed_brings_the_next_round_at_once() -> None:
+def test_a_confirmed_orphan_triggers_a_round() -> None:
     async def scenario(harness: Harness) -> None:
         harness.runtime_pods, harness.seconds = [running("doubtful")], {"list runtime": 0.25}
         await asyncio.sleep(2.9)

@@ -83,7 +83,7 @@ def test_invalid_messages_are_ignored_and_the_loop_continues(send: Callable[[Loo
     assert run_scenario(scenario)[0] == {"good"}
 
 
-def test_an_exception_about_one_pod_spares_the_others() -> None:
+def test_an_exception_of_one_pod_does_not_affect_the_others() -> None:
     async def scenario(node: LoopHarness) -> set[str]:
         update = node.workers.update_pod
 
@@ -120,7 +120,7 @@ def test_readiness_and_startup_results_set_flags_and_a_liveness_failure_syncs() 
     assert run_scenario(scenario)[0] == (flags, 3)
 
 
-def test_a_dead_container_is_collected_with_its_older_kin() -> None:
+def test_a_dead_container_is_collected_with_older_attempts() -> None:
     async def scenario(node: LoopHarness) -> object:
         node.send_update(Op.ADD, pod("web"))
         node.inbox.put(LifecycleEvent(WEB, LifecycleEventType.CONTAINER_DIED, "c1"))
@@ -193,7 +193,7 @@ def test_a_pod_past_its_deadline_is_synced_every_second_until_it_ends() -> None:
     assert run_scenario(scenario)[0] == ([0.0, 30.0, 31.0, 32.0, 33.0], 0)
 
 
-def test_a_deadline_that_comes_before_all_work_is_not_slept_through() -> None:
+def test_a_deadline_before_all_due_syncs_wakes_the_loop() -> None:
     async def scenario(node: LoopHarness) -> list[float]:
         node.send_update(Op.ADD, *(pod(f"idle-{n}") for n in range(50)))
         await asyncio.sleep(1)

@@ -52,7 +52,7 @@ class LoopModules:
         self.handled = 0  # pods of updates
         self.health_seen: set[str | None] = set()  # while pods of updates are handled
         self.late: list[PodUID] = []
-        self.deadline: float | None = None  # when the next one passes
+        self.deadline: float | None = None  # the time of the next deadline
         self.is_healthy: Callable[[], bool] = lambda: False
         self.passed_sources_ready: Callable[[], bool] = lambda: False
         self.trouble: Callable[[], Awaitable[None]] | None = None
@@ -204,7 +204,7 @@ async def portions(harness: LoopModules, done: Callable[[], int]) -> set[int]:
 
 
 @pytest.mark.parametrize("costly, most", [(False, 32), (True, 1)])
-def test_everybody_else_may_run_after_every_32_pods_and_after_each_costly_one(costly: bool, most: int) -> None:
+def test_the_loop_yields_after_every_32_pods_and_each_slow_one(costly: bool, most: int) -> None:
     async def scenario(harness: LoopModules) -> None:
         harness.costly = costly
         harness.inbox.put(additions(32 * 3))
@@ -213,7 +213,7 @@ def test_everybody_else_may_run_after_every_32_pods_and_after_each_costly_one(co
     run_scenario(scenario)
 
 
-def test_other_tasks_may_run_after_every_32_messages() -> None:
+def test_the_loop_yields_after_every_32_messages() -> None:
     async def scenario(harness: LoopModules) -> None:
         for _ in range(96):
             harness.inbox.put(DIED)
@@ -222,7 +222,7 @@ def test_other_tasks_may_run_after_every_32_messages() -> None:
     run_scenario(scenario)
 
 
-def test_other_tasks_may_run_after_every_32_due_syncs() -> None:
+def test_the_loop_yields_after_every_32_due_syncs() -> None:
     async def scenario(harness: LoopModules) -> None:
         for number in range(96):
             harness.inbox.enqueue(PodUID(f"pod-{number}"), 1)
@@ -298,7 +298,7 @@ def test_overdue_syncs_run_at_once() -> None:
     run_scenario(scenario)
 
 
-def test_a_deadline_that_an_update_brings_is_not_slept_through() -> None:
+def test_a_deadline_in_an_update_wakes_the_loop() -> None:
     async def scenario(harness: LoopModules) -> None:
         harness.inbox.enqueue(WEB, 20)
         await asyncio.sleep(1)

@@ -302,7 +302,7 @@ def test_a_new_agent_has_counted_nothing() -> None:
     assert totals(samples(Metrics())) == {}
 
 
-def test_a_fresh_agent_shows_workers_but_not_yet_the_pods_of_the_node() -> None:
+def test_a_new_agent_reports_workers_but_not_yet_the_pods_of_the_node() -> None:
     found = samples(Metrics())
     states, configs = ("sync", "terminating", "terminated"), ("desired", "orphan")
     assert {name for name in found if name.startswith("kubelet_working_pods")} == {
@@ -409,7 +409,7 @@ def test_a_pod_is_active_until_its_phase_is_terminal_and_its_worker_has_ended(
     assert (found["kubelet_desired_pods{static=}"], found["kubelet_active_pods{static=}"]) == (1, active)
 
 
-def test_pods_are_counted_as_housekeeping_last_saw_them() -> None:
+def test_pods_are_counted_as_of_the_last_housekeeping() -> None:
     metrics = Metrics()
     nameless = Pod(metadata=ObjectMeta(), spec=PodSpec())
     metrics.pods_cleaned_up(cleanup_input(WEB, DEBUGGED, pod("db", debug=DEBUG[:1]), nameless), PLAN)
@@ -460,7 +460,7 @@ def test_a_failed_probe_is_counted_but_not_measured() -> None:
     assert "result=failed" in only
 
 
-def test_a_probes_series_end_with_it_and_a_pods_with_the_pod() -> None:
+def test_series_are_removed_with_their_probe_or_pod() -> None:
     metrics = Metrics()
     for kind in ProbeKind:
         metrics.probed(WEB, "c", kind, ProbeResult.SUCCESS, 0.1)
@@ -523,7 +523,7 @@ def test_answers_are_counted_by_result_and_measured_up_to_each_bound() -> None:
     ]
 
 
-def test_a_probe_of_a_pod_without_metadata_is_shown_and_ends_like_any_other() -> None:
+def test_a_probe_of_a_pod_without_metadata_has_series() -> None:
     metrics, nameless = Metrics(), Pod(metadata=ObjectMeta(), spec=PodSpec())
     for container in ("c", "d"):
         metrics.probed(nameless, container, ProbeKind.LIVENESS, ProbeResult.FAILURE, 1.0)

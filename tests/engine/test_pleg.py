@@ -250,7 +250,7 @@ def test_an_event_causes_an_inspection_then_a_cache_entry_then_lifecycle_events(
     assert harness.counts.latencies == [30.25]
 
 
-def test_the_removal_of_a_container_that_never_started_is_no_death() -> None:
+def test_the_removal_of_a_container_that_never_started_is_not_reported_as_died() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         harness.runtime.put(WEB, CREATED, "next")
@@ -282,7 +282,7 @@ def test_a_reader_gets_a_record_after_its_own_action_without_a_relist() -> None:
     assert harness.counts.missed_pods == 0
 
 
-def test_an_inspection_of_an_absent_pod_ends_the_wait_and_is_forgotten() -> None:
+def test_an_inspection_of_an_absent_pod_ends_the_wait_and_leaves_no_state() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         assert await harness.cache.get_newer_than(WEB, harness.moment()) == PodRecord(uid=WEB)
@@ -365,14 +365,14 @@ def test_a_sandbox_alone_is_a_pod() -> None:
 # The relist.
 
 
-def test_with_events_the_relist_is_slow_once_the_stream_has_proved_itself() -> None:
+def test_with_events_the_relist_is_slow_once_the_stream_is_trusted() -> None:
     harness = run_scenario(lambda harness: asyncio.sleep(130), runtime_with(web=RUNNING))
     assert harness.runtime.lists == [0, 1, 2, 3, 4, 5, 65, 125]
     assert harness.counts.intervals == [None, 1, 1, 1, 1, 1, 60, 60]
     assert len(harness.runtime.inspections) == 1
 
 
-def test_without_events_it_is_as_quick_as_the_references() -> None:
+def test_without_events_the_relist_period_is_that_of_the_kubelet() -> None:
     async def scenario(harness: PlegHarness) -> None:
         harness.runtime.has_stream = False
         await asyncio.sleep(100.5)
@@ -410,7 +410,7 @@ def test_after_a_break_there_is_a_relist_and_the_stream_is_followed_again() -> N
     assert harness.counts.missed_pods == 0  # PLEG does not count changes during a break
 
 
-def test_a_lost_event_is_healed_by_the_relist_counted_once_and_arouses_doubt() -> None:
+def test_the_relist_finds_a_lost_event_and_counts_it_once() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         harness.runtime.put(WEB, EXITED, send=False)
@@ -450,7 +450,7 @@ def test_a_late_event_is_not_a_missed_one() -> None:
     assert harness.counts.missed_pods == 0
 
 
-def test_an_announced_change_that_cannot_be_seen_yet_is_not_a_missed_one() -> None:
+def test_a_change_with_an_event_but_no_inspection_yet_is_not_a_missed_one() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         harness.runtime.refusing.add(WEB)
@@ -523,7 +523,7 @@ def test_a_refused_slow_inspection_does_not_confirm_its_record() -> None:
     assert harness.events_sent()[1:] == [(17.5, "web", DIED)]
 
 
-def test_a_removed_pod_is_forgotten_although_its_inspection_failed_during_the_listing() -> None:
+def test_a_removed_pod_is_dropped_although_its_inspection_failed_during_the_listing() -> None:
     """Regression: the cache kept the error, PLEG dropped the pod, and every later listing confirmed the error."""
 
     async def scenario(harness: PlegHarness) -> None:
@@ -542,7 +542,7 @@ def test_a_removed_pod_is_forgotten_although_its_inspection_failed_during_the_li
     assert [type_ for _, _, type_ in harness.events_sent()] == [STARTED, DIED, REMOVED]
 
 
-def test_a_listing_that_the_cache_refuses_does_not_end_the_retries_of_a_failed_inspection() -> None:
+def test_a_refused_listing_does_not_stop_inspection_retries() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         harness.runtime.list_seconds = 2.0  # from 65 to 67, read at 66
@@ -613,7 +613,7 @@ def test_a_relist_keeps_the_backoff_of_failed_inspections_but_drops_removed_pods
     assert harness.events_sent() == [(40.0, "web", SYNC)]
 
 
-def test_a_failed_relist_is_tried_again_soon() -> None:
+def test_a_failed_relist_is_retried_with_backoff() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(60)
         harness.runtime.list_error = RuntimeUnavailable("cannot list")
@@ -649,7 +649,7 @@ def test_an_event_that_names_no_pod_is_refused() -> None:
     assert (harness.runtime.inspections, harness.events_sent()) == ([(WEB, 30.0)], [(30.0, "web", STARTED)])
 
 
-def test_a_jump_of_the_wall_clock_moves_nothing() -> None:
+def test_a_jump_of_the_wall_clock_has_no_effect() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         harness.clock.jump(-86_400)
@@ -758,7 +758,7 @@ def test_a_listing_without_changes_answers_waiters_of_a_hung_inspection() -> Non
     run_scenario(scenario, runtime_with(web=RUNNING))
 
 
-def test_before_the_first_relist_it_is_not_healthy() -> None:
+def test_pleg_is_unhealthy_before_the_first_relist() -> None:
     async def scenario(harness: PlegHarness) -> None:
         assert harness.pleg.health() == "no relist has succeeded yet"
         await asyncio.sleep(1)
@@ -832,7 +832,7 @@ async def apply_changes(harness: PlegHarness, changes: list[tuple[str, str, str,
 
 @settings(max_examples=75)
 @given(CHANGES)
-def test_whatever_becomes_of_the_events_all_ends_the_same(changes: list[tuple[str, str, str, float]]) -> None:
+def test_the_end_state_does_not_depend_on_events(changes: list[tuple[str, str, str, float]]) -> None:
     harness = run_scenario(lambda harness: apply_changes(harness, changes), Faulty())
     for name in "abc":
         uid = PodUID(name)
@@ -874,7 +874,7 @@ STEPS = st.lists(
 
 @settings(max_examples=100)
 @given(STEPS, st.booleans())
-def test_a_view_newer_than_an_action_shows_that_action(
+def test_a_record_newer_than_an_action_shows_that_action(
     steps: list[tuple[PodUID, str, bool, float, float, float]], has_stream: bool
 ) -> None:
     async def scenario(harness: PlegHarness) -> None:

@@ -85,7 +85,7 @@ def test_the_pause_doubles_with_each_failure_up_to_half_a_minute(failures: int, 
 # Health.
 
 
-def test_without_a_good_relist_for_three_minutes_it_is_not_healthy() -> None:
+def test_pleg_is_unhealthy_three_minutes_after_the_last_successful_relist() -> None:
     runtime = runtime_with(web=RUNNING)
 
     async def scenario(harness: PlegHarness) -> None:
@@ -105,7 +105,7 @@ def test_without_a_good_relist_for_three_minutes_it_is_not_healthy() -> None:
     run_scenario(scenario, runtime)
 
 
-def test_before_the_first_good_relist_health_names_the_one_in_progress() -> None:
+def test_before_the_first_successful_relist_health_names_the_one_in_progress() -> None:
     runtime = Runtime()
     runtime.list_error = RuntimeUnavailable("cannot list")
 
@@ -161,7 +161,7 @@ def test_an_inspection_is_slow_from_the_end_of_its_lease_on() -> None:
 # Requests and slots.
 
 
-def test_a_request_made_before_it_runs_is_served_once_it_does() -> None:
+def test_a_request_made_before_pleg_runs_is_served_when_it_runs() -> None:
     async def scenario() -> list[tuple[PodUID, float]]:
         harness = PlegHarness(runtime_with(web=RUNNING))
         harness.runtime.list_hangs = True
@@ -301,7 +301,7 @@ def test_the_pauses_between_inspections_start_from_the_shortest_after_a_success(
     assert [at for _, at in harness.runtime.inspections] == [0, 30, 31, 33, 37, 40, 41, 43, 47]
 
 
-def test_a_request_during_an_inspection_that_fails_leads_to_another_one_at_once() -> None:
+def test_a_request_during_an_inspection_that_fails_causes_another_one_at_once() -> None:
     async def scenario(harness: PlegHarness) -> None:
         harness.runtime.inspection_seconds = 1.0
         await asyncio.sleep(30)
@@ -319,7 +319,7 @@ def test_a_request_during_an_inspection_that_fails_leads_to_another_one_at_once(
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), TimeoutError("its own")], ids=["a bug", "a timeout"])
-def test_an_unexpected_error_of_an_inspection_is_stored_as_it_is_and_the_inspection_repeated(error: Exception) -> None:
+def test_an_unexpected_inspection_error_is_stored_and_the_inspection_repeated(error: Exception) -> None:
     runtime = runtime_with(web=RUNNING)
 
     async def scenario(harness: PlegHarness) -> None:
@@ -386,7 +386,7 @@ def test_an_inspection_that_succeeds_after_a_listing_without_the_pod_reports_not
     assert harness.events_sent()[1:] == [(65.0, "web", DIED), (65.0, "web", REMOVED)]
 
 
-def test_a_pod_that_comes_back_under_its_uid_after_failed_inspections_is_inspected_at_once() -> None:
+def test_a_pod_that_returns_after_failed_inspections_is_inspected_at_once() -> None:
     async def scenario(harness: PlegHarness) -> None:
         harness.runtime.has_stream = False
         harness.runtime.refusing.add(WEB)
@@ -403,7 +403,7 @@ def test_a_pod_that_comes_back_under_its_uid_after_failed_inspections_is_inspect
     assert harness.events_sent() == [(8.0, "web", SYNC), (10.0, "web", STARTED)]
 
 
-def test_an_event_that_cannot_be_delivered_does_not_hold_up_the_next() -> None:
+def test_an_event_that_cannot_be_delivered_does_not_block_the_next() -> None:
     class FailOnDied(PlegHarness):
         def emit(self, event: LifecycleEvent) -> None:
             self.emit_fails = event.type is DIED
@@ -456,7 +456,7 @@ def test_a_relist_that_fails_is_logged_once(error: Exception, level: int, caplog
     ]
 
 
-def test_a_stream_that_breaks_during_a_relist_leads_to_another_relist_at_once() -> None:
+def test_a_stream_that_breaks_during_a_relist_causes_another_relist_at_once() -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(64.5)
         harness.runtime.list_seconds = 4.0  # from 65 to 69
@@ -479,7 +479,7 @@ def test_an_empty_record_in_a_listing_is_skipped() -> None:
     assert (harness.events_sent(), harness.counts.missed_pods) == ([(0.0, "web", STARTED)], 0)
 
 
-def test_a_listing_in_which_nothing_has_happened_leads_to_no_inspection() -> None:
+def test_a_listing_without_changes_causes_no_inspection() -> None:
     runtime = UnknownInListings()
     runtime.put(WEB, CREATED)
     harness = run_scenario(lambda harness: asyncio.sleep(70), runtime)  # created and unknown count as the same
@@ -560,7 +560,7 @@ def test_a_change_before_the_stream_can_be_trusted_is_no_missed_event(state: Rec
 
 
 @each_fate
-def test_a_change_after_a_new_stream_has_proved_itself_is_a_missed_event(state: RecordState | None) -> None:
+def test_a_change_after_a_new_stream_is_trusted_is_a_missed_event(state: RecordState | None) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30.0)
         harness.runtime.break_streams()
@@ -591,7 +591,7 @@ def test_a_change_after_an_inspection_is_a_missed_event_even_if_relists_fail(sta
 
 
 @each_fate
-def test_an_announced_change_that_cannot_be_inspected_is_no_missed_event(state: RecordState | None) -> None:
+def test_a_change_with_an_event_that_cannot_be_inspected_is_no_missed_event(state: RecordState | None) -> None:
     async def scenario(harness: PlegHarness) -> None:
         await asyncio.sleep(30)
         harness.runtime.refusing.add(WEB)
@@ -613,7 +613,7 @@ def test_a_change_that_no_inspection_confirms_in_time_is_not_counted_as_missed()
     assert (harness.events_sent()[1:], harness.counts.missed_pods) == ([(70.0, "web", DIED)], 0)
 
 
-def test_an_announced_change_just_after_a_wrong_listing_is_not_counted_as_missed() -> None:
+def test_a_change_with_an_event_after_a_wrong_listing_is_not_counted_as_missed() -> None:
     runtime = UnknownInListings()
     runtime.put(WEB, RUNNING)
 
@@ -742,7 +742,7 @@ def test_a_stream_is_opened_again_however_it_ends(error: Exception | None, caplo
 # The end.
 
 
-def test_a_request_made_after_it_has_stopped_is_not_served() -> None:
+def test_a_request_made_after_pleg_has_stopped_is_not_served() -> None:
     async def scenario() -> list[tuple[PodUID, float]]:
         harness = PlegHarness(runtime_with(web=RUNNING))
         running = asyncio.ensure_future(harness.pleg.run())

@@ -29,7 +29,7 @@ STOPPED = PodRecord(uid=UID, containers=(ContainerRecord(id="c1", name="app", st
 
 @dataclass
 class Case:
-    """What the modules know of a pod."""
+    """The state of a pod in the modules."""
 
     desired: bool = True
     has_worker: bool = False

@@ -267,7 +267,7 @@ def test_an_execution_gets_the_pod_the_target_the_address_and_the_container() ->
     run_scenario(scenario)
 
 
-def test_an_execution_that_is_repeated_after_the_status_is_gone_has_no_address() -> None:
+def test_an_execution_that_is_repeated_after_the_status_is_removed_has_no_address() -> None:
     async def scenario(harness: ProbeHarness) -> None:
         web = pod("web", container("web", readiness=probe(period=60)))
         harness.shows(web, found("web", "web-1"))
@@ -449,7 +449,7 @@ def test_an_ended_probe_starts_again_only_for_a_new_container() -> None:
     run_scenario(scenario)
 
 
-def test_all_workers_of_a_removed_pod_are_reported_as_gone() -> None:
+def test_all_workers_of_a_removed_pod_are_reported_as_removed() -> None:
     async def scenario(harness: ProbeHarness) -> None:
         web = pod("web", FULL)
         harness.probes.add_pod(web)

@@ -30,7 +30,7 @@ class CheckingHarness(ProbeHarness):
 
     def __init__(self, *, slots: int, lease_seconds: float, calls: PortCalls) -> None:
         super().__init__(slots=slots, lease_seconds=lease_seconds, calls=calls)
-        # An execution that outlives its lease goes on beside the next one.
+        # An execution that outlives its lease runs together with the next one.
         self.limit = slots if lease_seconds > EXECUTION_SECONDS else 2 * slots
         self.wrong: list[str] = []
 

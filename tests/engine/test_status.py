@@ -443,16 +443,16 @@ def test_is_urgent(old: PodStatus | None, new: PodStatus, expected: bool) -> Non
 
 def test_a_flood_of_urgent_statuses_does_not_starve_the_others() -> None:
     async def scenario() -> None:
-        urgent, quiet = many(50), pod("quiet")
-        node = Node(*urgent, quiet, concurrency=2)
+        urgent, other = many(50), pod("other")
+        node = Node(*urgent, other, concurrency=2)
         node.api.seconds = lambda verb, name: 0.5
-        node.manager.set_pod_status(quiet, status(1))
+        node.manager.set_pod_status(other, status(1))
         async with node.running():
             for turn in range(200):
                 for each in urgent:
                     node.manager.set_pod_status(each, status(turn, ready=turn % 2 == 0))
                 await asyncio.sleep(0.1)
-        assert min(at for at, name, _ in node.api.patched if name == "quiet") <= 3
+        assert min(at for at, name, _ in node.api.patched if name == "other") <= 3
 
     simulate(scenario())
 

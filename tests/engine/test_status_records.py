@@ -173,7 +173,7 @@ def test_a_checkpoint_written_while_the_previous_one_becomes_durable_has_the_pre
     simulate(scenario())
 
 
-def test_the_checkpoint_of_a_forgotten_pod_that_comes_back_has_the_object_of_the_source() -> None:
+def test_the_first_checkpoint_of_a_returning_pod_has_the_source_object() -> None:
     async def scenario() -> None:
         node = NumberedNode(WEB, journal=(journal := FakeJournal()))
         await send(node, UNREADY)

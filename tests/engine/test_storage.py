@@ -64,7 +64,7 @@ def test_subscribers_receive_every_update() -> None:
     assert later == listener.updates
 
 
-def test_a_pod_is_wanted_from_its_first_update_until_its_deletion() -> None:
+def test_a_pod_is_desired_from_its_first_update_until_its_deletion() -> None:
     listener = Listener()
     uid = PodUID("uid-web")
     assert not listener.storage.wants(uid)
@@ -116,7 +116,7 @@ def test_a_removed_pod_is_dropped_and_the_others_of_its_source_stay() -> None:
     assert names(listener.storage.merged_state()) == ["db", "web"]
 
 
-def test_a_source_is_seen_after_its_first_set() -> None:
+def test_a_source_is_ready_after_its_first_set() -> None:
     listener = Listener()
     listener.merge(Op.ADD, "api", pod("web"))
     assert listener.storage.seen_sources == frozenset()
@@ -247,7 +247,7 @@ def test_a_change_does_not_change_other_sources(history: list[PodUpdate], last: 
 
 @settings(deadline=None, derandomize=True)
 @given(histories, st.sampled_from(NotificationMode))
-def test_only_the_update_that_makes_a_source_seen_can_be_empty(
+def test_only_the_update_that_makes_a_source_ready_can_be_empty(
     history: list[PodUpdate], mode: NotificationMode
 ) -> None:
     listener = Listener(mode)

@@ -55,7 +55,7 @@ def test_a_pod_starts_becomes_ready_and_is_removed() -> None:
     in_small_node(scenario)
 
 
-def test_all_of_it_takes_no_longer_than_the_runtime() -> None:
+def test_a_start_takes_no_longer_than_the_runtime_calls() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web", container(readiness=probe(period=60)))
         node.add(web)
@@ -133,7 +133,7 @@ GRACES = {
 
 
 @pytest.mark.parametrize("grace, behaviour, seconds, code", GRACES.values(), ids=GRACES.keys())
-def test_deletion_within_the_grace(grace: int, behaviour: Behaviour, seconds: float, code: int) -> None:
+def test_a_deletion_uses_the_grace_period(grace: int, behaviour: Behaviour, seconds: float, code: int) -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web", container(pre_stop=exec_hook("bye")), grace=grace)
         node.add(web)
@@ -149,7 +149,7 @@ def test_deletion_within_the_grace(grace: int, behaviour: Behaviour, seconds: fl
     in_small_node(scenario, behaviours={"app": behaviour})
 
 
-def test_a_shortened_grace_counts_at_once() -> None:
+def test_a_shortened_grace_period_applies_at_once() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web", grace=600)
         node.add(web)
@@ -252,7 +252,7 @@ def test_a_volume_that_cannot_be_mounted_is_named_and_tried_again() -> None:
     in_small_node(scenario)
 
 
-def test_without_a_network_only_pods_on_the_nodes_own_start() -> None:
+def test_without_a_network_only_host_network_pods_start() -> None:
     async def scenario(node: SmallNode) -> None:
         web, proxy = pod("web"), pod("proxy", host_network=True)
         node.runtime.condition = RuntimeHealth(network_ready=False, message="cni plugin not initialized")
@@ -270,7 +270,7 @@ def test_without_a_network_only_pods_on_the_nodes_own_start() -> None:
     in_small_node(scenario)
 
 
-def test_static_pods_want_a_mirror_and_run_without_one() -> None:
+def test_a_static_pod_requests_a_mirror_pod_and_runs_without_one() -> None:
     async def scenario(node: SmallNode) -> None:
         static, other = pod("static", source=FILE_SOURCE), pod("other")
         node.mirrors.error = ApiUnavailable("cannot reach the API")
@@ -315,7 +315,7 @@ def test_one_exit_makes_all_containers_start_over_without_waiting(others: tuple[
     in_small_node(scenario, behaviours={"watcher": Behaviour(after_seconds=5, exit_code=42, crashes=1)})
 
 
-def test_nothing_starts_once_a_pod_is_to_end() -> None:
+def test_nothing_starts_in_a_terminating_pod() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web", *(container(f"c{number}") for number in range(5)))
         node.add(web)
@@ -328,7 +328,7 @@ def test_nothing_starts_once_a_pod_is_to_end() -> None:
     in_small_node(scenario, delays={"start_container": 1})
 
 
-def test_a_restarted_agent_changes_nothing_about_pods_that_run() -> None:
+def test_a_restarted_agent_does_not_change_running_pods() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web", container(readiness=probe(period=60)))
         node.add(web)
@@ -347,7 +347,7 @@ def test_a_restarted_agent_changes_nothing_about_pods_that_run() -> None:
     in_small_node(scenario)
 
 
-def test_a_failed_start_is_published_at_once_and_reverts_nothing() -> None:
+def test_a_failed_start_is_published_at_once() -> None:
     async def scenario(node: SmallNode) -> None:
         web = pod("web")
         node.runtime.faults.fail("create_container", uid_of(web), times=None)

@@ -56,7 +56,7 @@ from tests.violations import violation
 MOMENT = 1.0
 WEB = pod("web")
 STATIC = pod("web", source=FILE_SOURCE)
-SECRETIVE = replace(WEB, spec=replace(WEB.spec, image_pull_secrets=(LocalObjectReference(name="registry"),)))
+WITH_SECRET = replace(WEB, spec=replace(WEB.spec, image_pull_secrets=(LocalObjectReference(name="registry"),)))
 SANDBOX = SandboxRecord(id="s1", ready=True, network=NetworkMode.POD, ip="10.0.0.1", created_at=BEGINNING)
 
 
@@ -107,7 +107,7 @@ class Execution:
 class Harness:
     """A syncer, and all modules that it calls. Records each step, and crashes before a chosen one.
 
-    If `bare`, the syncer has none of its optional neighbours.
+    If `bare`, the syncer has none of its optional modules.
     """
 
     def __init__(self, *, bare: bool = False) -> None:
@@ -297,7 +297,7 @@ class Harness:
         self.events.append((event.reason, event.message))
 
     def first_sync_started(self, seconds: float) -> None:
-        self.seconds.append(("first pass", seconds))
+        self.seconds.append(("first sync", seconds))
 
     def pod_running(self, seconds: float) -> None:
         self.seconds.append(("running", seconds))
@@ -349,7 +349,7 @@ ORDERS: dict[str, tuple[Callable[[Harness], Awaitable[object]], list[str]]] = {
         ["status", "register", "mirror", "prepare", "probe", "execute"],
     ),
     "pull secrets are read before the plan is executed, if the pod names any": (
-        lambda harness: sync(harness, SECRETIVE),
+        lambda harness: sync(harness, WITH_SECRET),
         ["status", "register", "prepare", "probe", "pull secrets", "execute"],
     ),
     "a pod that ended gets nothing more": (
@@ -380,10 +380,10 @@ def test_a_sync_function_takes_its_steps_in_order(
 
 
 @pytest.mark.parametrize("function, steps", ORDERS.values(), ids=ORDERS.keys())
-def test_a_crash_before_any_step_is_healed_by_running_the_function_again(
+def test_a_crash_before_any_step_is_recovered_by_running_the_function_again(
     function: Callable[[Harness], Awaitable[object]], steps: list[str]
 ) -> None:
-    smooth = run_scenario(function)
+    uninterrupted = run_scenario(function)
     for number in range(len(steps)):
 
         async def crashing(harness: Harness, number: int = number) -> None:
@@ -393,9 +393,9 @@ def test_a_crash_before_any_step_is_healed_by_running_the_function_again(
             harness.dies_before = None
             await function(harness)
 
-        healed = run_scenario(crashing)
-        assert healed.steps == steps[:number] + steps
-        assert (healed.published, healed.finished) == (smooth.published, smooth.finished)
+        recovered = run_scenario(crashing)
+        assert recovered.steps == steps[:number] + steps
+        assert (recovered.published, recovered.finished) == (uninterrupted.published, uninterrupted.finished)
 
 
 def test_an_error_is_raised_and_ends_the_sync() -> None:
@@ -413,7 +413,7 @@ def test_an_error_is_raised_and_ends_the_sync() -> None:
     assert run_scenario(scenario).inspections_requested == 1  # the inspection follows the sync
 
 
-def test_all_failures_of_a_plan_arrive_and_are_shown_at_once() -> None:
+def test_all_failures_of_a_plan_are_raised_and_published_at_once() -> None:
     async def scenario(harness: Harness) -> None:
         failures = ExceptionGroup("cannot start", [InBackoff("cannot start app", BEGINNING), TryLater("cannot pull")])
         harness.failing = {"execute": failures}
@@ -435,7 +435,7 @@ ENDS: dict[str, BaseException | None] = {
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
-def test_the_record_from_the_middle_of_a_sync_ends_with_that_sync(end: BaseException | None) -> None:
+def test_a_record_from_one_sync_is_not_used_by_the_next(end: BaseException | None) -> None:
     """The next sync that fails publishes what it was given: a container that runs by then is shown as running."""
     both = pod("web", container("app"), container("proxy"))
     sandbox_only = PodRecord(uid=uid_of(both), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
@@ -461,7 +461,7 @@ def test_the_record_from_the_middle_of_a_sync_ends_with_that_sync(end: BaseExcep
     assert statuses["proxy"].state.waiting.reason == "ImagePullBackOff"
 
 
-def test_a_failed_start_is_shown_with_the_sandbox_that_the_same_sync_made() -> None:
+def test_a_failed_start_is_published_with_the_sandbox_of_the_same_sync() -> None:
     sandbox_only = PodRecord(uid=uid_of(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
 
     async def scenario(harness: Harness) -> None:
@@ -516,7 +516,7 @@ def test_a_container_that_only_waits_for_its_readiness_probe_is_probed_at_once()
     run_scenario(scenario)
 
 
-def test_how_long_a_pod_took_is_measured_from_when_it_was_first_seen() -> None:
+def test_the_start_duration_counts_from_first_seen() -> None:
     async def scenario(harness: Harness) -> None:
         for seen in ("2025-12-31T23:59:50.000000000Z", "long ago"):
             meta = replace(WEB.metadata, annotations={CONFIG_FIRST_SEEN_ANNOTATION: seen})
@@ -525,12 +525,12 @@ def test_how_long_a_pod_took_is_measured_from_when_it_was_first_seen() -> None:
             await harness.syncer.sync_pod(UpdateType.CREATE, web, None, NOTHING)
             await sync(harness, web, RUNNING)
             await sync(harness, web, RUNNING)
-        assert harness.seconds == [("first pass", 10.0), ("running", 10.0)]
+        assert harness.seconds == [("first sync", 10.0), ("running", 10.0)]
 
     run_scenario(scenario)
 
 
-def test_without_network_nothing_is_made_ready() -> None:
+def test_without_a_network_nothing_is_prepared() -> None:
     async def scenario(harness: Harness) -> None:
         harness.network_error = "no plugin"
         with pytest.raises(NetworkNotReady, match="cannot start pod ns/web: network is not ready: no plugin"):
@@ -541,7 +541,7 @@ def test_without_network_nothing_is_made_ready() -> None:
     run_scenario(scenario)
 
 
-def test_a_mirror_that_cannot_be_made_is_no_reason_to_stop() -> None:
+def test_a_mirror_pod_error_does_not_stop_the_sync() -> None:
     async def scenario(harness: Harness) -> None:
         harness.failing = {"mirror": TryLater("cannot reach the API")}
         assert not await sync(harness, pod("web", source=FILE_SOURCE))
@@ -558,7 +558,7 @@ STILL_RUNNING = {
 
 
 @pytest.mark.parametrize("named, containers", STILL_RUNNING.items())
-def test_all_containers_that_still_run_after_a_kill_are_named_in_order(
+def test_all_containers_that_run_after_a_kill_are_named_in_order(
     named: str, containers: tuple[ContainerRecord, ...]
 ) -> None:
     async def scenario(harness: Harness) -> None:
@@ -570,7 +570,7 @@ def test_all_containers_that_still_run_after_a_kill_are_named_in_order(
     run_scenario(scenario)
 
 
-def test_a_kill_that_fails_is_recorded_and_probes_go_on() -> None:
+def test_a_failed_kill_is_recorded_and_probes_continue() -> None:
     async def scenario(harness: Harness) -> None:
         harness.failing = {"kill 30": ExceptionGroup("cannot kill", [RuntimeRefused("cannot stop app")])}
         with pytest.raises(ExceptionGroup):
@@ -621,7 +621,7 @@ def test_the_status_function_sets_the_status_before_the_kill() -> None:
     assert [status.reason for status in harness.published_statuses] == ["Evicted", "Evicted"]
 
 
-LOUD: dict[str, Callable[[Harness], Awaitable[object]]] = {
+NOT_SKIPPED: dict[str, Callable[[Harness], Awaitable[object]]] = {
     "another version of the pod": lambda harness: sync(harness, pod("web", grace=1), RUNNING),
     "another mirror": lambda harness: sync(harness, WEB, RUNNING, WEB),
     "another record": lambda harness: sync(harness, WEB, STOPPED),
@@ -651,18 +651,18 @@ def test_a_sync_of_an_unchanged_pod_calls_no_module() -> None:
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("pass_", LOUD.values(), ids=LOUD.keys())
-def test_a_changed_reason_ends_the_unchanged_state(pass_: Callable[[Harness], Awaitable[object]]) -> None:
+@pytest.mark.parametrize("sync_function", NOT_SKIPPED.values(), ids=NOT_SKIPPED.keys())
+def test_a_changed_reason_causes_a_full_sync(sync_function: Callable[[Harness], Awaitable[object]]) -> None:
     async def scenario(harness: Harness) -> None:
         await settle(harness)
-        await pass_(harness)
+        await sync_function(harness)
         assert harness.steps[0] == "status"
 
     run_scenario(scenario)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_ends_the_quiet(change: Callable[[Harness], None]) -> None:
+def test_a_change_causes_a_full_sync(change: Callable[[Harness], None]) -> None:
     async def scenario(harness: Harness) -> None:
         await settle(harness)
         change(harness)
@@ -674,7 +674,7 @@ def test_a_change_ends_the_quiet(change: Callable[[Harness], None]) -> None:
 
 @pytest.mark.parametrize("step", ["register", "prepare"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_in_the_middle_of_a_sync_is_seen_by_the_next(change: Callable[[Harness], None], step: str) -> None:
+def test_a_change_during_a_sync_causes_another_sync(change: Callable[[Harness], None], step: str) -> None:
     async def scenario(harness: Harness) -> None:
         await sync(harness, record=RUNNING)
         harness.meanwhile[step] = lambda: change(harness)
@@ -686,7 +686,7 @@ def test_a_change_in_the_middle_of_a_sync_is_seen_by_the_next(change: Callable[[
     run_scenario(scenario)
 
 
-def test_a_lost_network_ends_the_quiet() -> None:
+def test_a_lost_network_causes_a_full_sync() -> None:
     async def scenario(harness: Harness) -> None:
         await settle(harness)
         harness.network_error = "gone"
@@ -700,7 +700,7 @@ def test_a_lost_network_ends_the_quiet() -> None:
     run_scenario(scenario)
 
 
-def test_a_static_pod_without_a_mirror_is_never_quiet() -> None:
+def test_a_sync_of_a_static_pod_without_a_mirror_pod_is_never_skipped() -> None:
     async def scenario(harness: Harness) -> None:
         static = pod("web", source=FILE_SOURCE)
         for _ in range(3):
@@ -714,12 +714,12 @@ def test_a_static_pod_without_a_mirror_is_never_quiet() -> None:
 # What is passed on.
 
 
-def test_the_executor_gets_all_that_a_pod_stands_on() -> None:
+def test_the_executor_gets_mounts_cgroup_and_secrets() -> None:
     secrets = (PullSecret("{}"),)
 
     async def scenario(harness: Harness) -> None:
         harness.secrets = secrets
-        await sync(harness, SECRETIVE)
+        await sync(harness, WITH_SECRET)
         await sync(harness)
         expected = PodActions(kill_pod=True, create_sandbox=True, containers_to_start=(0,))
         mounts = {"data": "/volumes/data"}
@@ -755,7 +755,7 @@ IN_SANDBOX = PodRecord(uid=uid_of(WEB), ips=("10.0.0.1",), sandboxes=(SANDBOX,))
         ),
     ],
 )
-def test_any_container_to_start_is_work(of: Pod, record: PodRecord, expected: PodActions) -> None:
+def test_a_container_to_start_causes_a_full_sync(of: Pod, record: PodRecord, expected: PodActions) -> None:
     async def scenario(harness: Harness) -> None:
         assert not await sync(harness, of, record)
         assert [each.actions for each in harness.executions] == [expected]
@@ -764,7 +764,7 @@ def test_any_container_to_start_is_work(of: Pod, record: PodRecord, expected: Po
 
 
 @pytest.mark.parametrize("kind", ["liveness_results", "started"])
-def test_a_failed_probe_alone_is_work(kind: str) -> None:
+def test_a_failed_probe_causes_a_full_sync(kind: str) -> None:
     app, other = replace(container(liveness=Probe()), startup_probe=Probe()), container("other")
     probed = pod("web", app, other, policy="Never")
     running = record_of(probed, RecordState.RUNNING)
@@ -807,18 +807,18 @@ def test_the_deadline_of_a_pod_that_this_agent_never_published_is_recorded() -> 
     run_scenario(scenario)
 
 
-FULL, SHUT = Eviction("Evicted", "the disk is full"), Eviction("Terminated", "the node shuts down")
+DISK_FULL, SHUTDOWN = Eviction("Evicted", "the disk is full"), Eviction("Terminated", "the node shuts down")
 
 
 @pytest.mark.parametrize(
     "of, first, second, expected",
     [
         pytest.param(WEB, None, None, None, id="no reason"),
-        pytest.param(WEB, FULL, None, FULL, id="the first"),
-        pytest.param(WEB, None, SHUT, SHUT, id="the second"),
-        pytest.param(WEB, FULL, SHUT, FULL, id="the first of two"),
-        pytest.param(LATE, FULL, SHUT, PAST_DEADLINE, id="the deadline before all others"),
-        pytest.param(pod("web", deadline=31), FULL, None, FULL, id="not a deadline still to come"),
+        pytest.param(WEB, DISK_FULL, None, DISK_FULL, id="the first"),
+        pytest.param(WEB, None, SHUTDOWN, SHUTDOWN, id="the second"),
+        pytest.param(WEB, DISK_FULL, SHUTDOWN, DISK_FULL, id="the first of two"),
+        pytest.param(LATE, DISK_FULL, SHUTDOWN, PAST_DEADLINE, id="the deadline before all others"),
+        pytest.param(pod("web", deadline=31), DISK_FULL, None, DISK_FULL, id="not a deadline still to come"),
     ],
 )
 def test_the_first_reason_to_end_a_pod_is_shown(
@@ -834,10 +834,10 @@ def test_the_first_reason_to_end_a_pod_is_shown(
     run_scenario(scenario)
 
 
-def test_an_eviction_ends_the_quiet() -> None:
+def test_an_eviction_causes_a_full_sync() -> None:
     async def scenario(harness: Harness) -> None:
         await settle(harness)
-        harness.evictions["second"] = SHUT
+        harness.evictions["second"] = SHUTDOWN
         harness.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
         assert await sync(harness, record=RUNNING)
         assert harness.steps == ["status"]
@@ -898,7 +898,7 @@ def test_a_failed_kill_names_all_errors_and_the_pod() -> None:
 
 
 @pytest.mark.parametrize("end", [terminating, terminated])
-def test_a_pod_that_ends_is_not_quiet_any_more(end: Callable[[Harness], Awaitable[None]]) -> None:
+def test_the_sync_after_a_termination_is_not_skipped(end: Callable[[Harness], Awaitable[None]]) -> None:
     async def scenario(harness: Harness) -> None:
         await settle(harness)
         status = harness.published
@@ -911,7 +911,7 @@ def test_a_pod_that_ends_is_not_quiet_any_more(end: Callable[[Harness], Awaitabl
     run_scenario(scenario)
 
 
-def test_a_static_pod_with_a_mirror_is_quiet() -> None:
+def test_the_sync_of_an_unchanged_static_pod_with_a_mirror_pod_is_skipped() -> None:
     async def scenario(harness: Harness) -> None:
         for _ in range(3):
             harness.steps.clear()
@@ -921,7 +921,7 @@ def test_a_static_pod_with_a_mirror_is_quiet() -> None:
     run_scenario(scenario)
 
 
-def test_a_lost_network_does_not_stop_a_pod_on_the_network_of_the_node() -> None:
+def test_a_lost_network_does_not_stop_a_host_network_pod() -> None:
     async def scenario(harness: Harness) -> None:
         harness.network_error = "no plugin"
         own = pod("web", host_network=True)
@@ -946,7 +946,7 @@ def test_the_time_until_a_pod_runs_is_measured_once(phase: str | None, measured:
 
 
 @pytest.mark.parametrize("annotations", [None, {}, {"other": "2025-12-31T23:59:50Z"}])
-def test_no_time_is_measured_for_a_pod_without_the_time_it_was_seen(annotations: dict[str, str] | None) -> None:
+def test_the_start_duration_of_a_pod_without_first_seen_is_not_measured(annotations: dict[str, str] | None) -> None:
     async def scenario(harness: Harness) -> None:
         unseen = replace(WEB, metadata=replace(WEB.metadata, annotations=annotations))
         await harness.syncer.sync_pod(UpdateType.CREATE, unseen, None, RUNNING)
@@ -972,7 +972,7 @@ def test_the_status_before_a_kill_shows_running_containers() -> None:
     assert [each.state.terminated is not None for each in last.container_statuses or ()] == [True]
 
 
-def test_the_optional_neighbours_may_be_missing() -> None:
+def test_optional_modules_may_be_missing() -> None:
     async def scenario(harness: Harness) -> None:
         await harness.syncer.sync_pod(UpdateType.CREATE, STATIC, None, NOTHING)
         assert len(harness.executions) == 1
@@ -1009,7 +1009,7 @@ def test_a_pod_starts_over_only_after_its_dead_containers_are_removed() -> None:
 
 
 @pytest.mark.parametrize("state", [each for each in RecordState if each is not RecordState.RUNNING])
-def test_a_pod_does_not_start_over_beside_a_former_container_in_any_state_but_running(state: RecordState) -> None:
+def test_a_pod_does_not_start_over_while_a_former_container_exists(state: RecordState) -> None:
     async def scenario(harness: Harness) -> None:
         harness.syncer.start_over(uid_of(WEB))
         harness.seen = record_of(WEB, state)

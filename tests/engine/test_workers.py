@@ -34,7 +34,7 @@ from tests.engine.worker_harness import (
     static,
 )
 
-# One pod's life.
+# One pod.
 
 
 def test_a_pod_runs_through_all_states() -> None:
@@ -86,7 +86,7 @@ def test_each_sync_gets_a_record_newer_than_the_last_sync() -> None:
     simulate(scenario())
 
 
-def test_a_runtime_only_pod_is_killed_without_an_inspection_and_forgotten() -> None:
+def test_a_runtime_only_pod_is_killed_without_an_inspection_and_dropped() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
             harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
@@ -98,7 +98,7 @@ def test_a_runtime_only_pod_is_killed_without_an_inspection_and_forgotten() -> N
     simulate(scenario())
 
 
-def test_an_orphan_is_ended_by_the_sweep_and_the_finished_are_forgotten() -> None:
+def test_housekeeping_kills_an_orphan_and_drops_finished_pods() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
             for name in ("web", "db"):
@@ -134,7 +134,7 @@ def test_updated_since_sweep_counts_from_the_last_sweep() -> None:
 # Retries.
 
 
-def test_delays_are_stretched_by_up_to_half_and_no_delay_stays_none() -> None:
+def test_delays_have_up_to_50_percent_jitter() -> None:
     async def scenario() -> list[float]:
         async with running_workers() as harness:
             for _ in range(200):
@@ -180,10 +180,10 @@ def test_a_failed_sync_is_retried_after(error: Exception, nominal_seconds: float
     simulate(scenario())
 
 
-def test_an_unreadable_status_is_recorded_and_tried_again() -> None:
+def test_a_failed_read_of_the_record_is_recorded_and_retried() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
-            harness.cache.behaviour = failing(TryLater("cannot look"))
+            harness.cache.behaviour = failing(TryLater("cannot inspect"))
             harness.workers.update_pod(create(pod("web")))
             await calm()
             assert harness.syncer.calls == []
@@ -219,7 +219,7 @@ def test_one_pod_that_hangs_delays_no_other() -> None:
     simulate(scenario())
 
 
-def test_a_pod_whose_status_never_comes_delays_no_other_and_can_be_killed() -> None:
+def test_a_pod_without_a_record_delays_no_other_and_can_be_killed() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
             harness.cache.behaviour = never
@@ -248,7 +248,7 @@ def test_idle_pods_hold_no_tasks() -> None:
     assert simulate(scenario())[0] == 2  # this one, and the workers' own
 
 
-def test_of_a_storm_of_updates_only_the_latest_counts() -> None:
+def test_only_the_latest_of_many_updates_is_synced() -> None:
     async def scenario() -> None:
         gate = asyncio.Event()
 
@@ -272,7 +272,7 @@ def test_of_a_storm_of_updates_only_the_latest_counts() -> None:
 # Cancelled syncs.
 
 
-def test_a_kill_cuts_the_sync_short_once_and_waits_until_it_has_ended() -> None:
+def test_a_kill_cancels_the_sync_once_and_waits_for_its_end() -> None:
     async def scenario() -> None:
         cuts: list[float] = []
 
@@ -380,7 +380,7 @@ def test_a_pod_killed_before_the_first_step_of_its_sync_is_never_synced() -> Non
     simulate(scenario())
 
 
-def test_a_cache_that_takes_a_cancelling_for_an_answer_starts_nothing() -> None:
+def test_a_cache_that_swallows_a_cancellation_starts_nothing() -> None:
     async def scenario() -> None:
         async def swallow() -> None:
             try:
@@ -399,7 +399,7 @@ def test_a_cache_that_takes_a_cancelling_for_an_answer_starts_nothing() -> None:
     simulate(scenario())
 
 
-def test_a_grace_that_already_runs_is_shortened() -> None:
+def test_a_running_grace_period_is_shortened() -> None:
     async def scenario() -> float:
         async with running_workers() as harness:
             stopped = asyncio.Event()
@@ -421,7 +421,7 @@ def test_a_grace_that_already_runs_is_shortened() -> None:
     assert simulate(scenario())[0] == 12.0
 
 
-def test_a_sync_may_request_the_end_of_its_own_pod() -> None:
+def test_a_sync_may_kill_its_own_pod() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
 
@@ -454,7 +454,7 @@ def test_a_sync_that_cancels_itself_in_its_last_step_has_succeeded() -> None:
     simulate(scenario())
 
 
-def test_a_waiter_that_calls_back_finds_the_workers_in_order() -> None:
+def test_a_callback_sees_consistent_workers() -> None:
     """The signal fires between the orders of one decision, and cancels the sync that is ordered next."""
 
     async def scenario() -> None:
@@ -510,7 +510,7 @@ def test_static_pods_of_one_name_run_in_order_and_the_next_is_reported_at_once()
     simulate(scenario())
 
 
-def test_a_successor_can_start_in_the_very_moment_its_predecessor_leaves() -> None:
+def test_a_successor_starts_when_its_predecessor_finishes() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
             started: list[float] = []
@@ -546,7 +546,7 @@ def test_an_update_during_a_sweep_counts_as_since_that_sweep() -> None:
     simulate(scenario())
 
 
-def test_a_static_pod_that_leaves_the_line_is_reported_and_api_pods_are_not() -> None:
+def test_the_end_of_a_static_pod_is_reported_and_of_an_api_pod_is_not() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
             for uid in ("s1", "s2", "s3"):
@@ -689,7 +689,7 @@ def test_a_kill_of_a_pod_that_does_not_run_does_not_wait() -> None:
     assert simulate(scenario())[1] < 1
 
 
-def test_a_kill_without_effect_raises_in_time() -> None:
+def test_a_kill_that_stops_nothing_times_out() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
             harness.syncer.behave("sync_terminating_pod", "web", never)

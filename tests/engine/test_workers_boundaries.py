@@ -1,4 +1,4 @@
-"""The pod workers at their boundaries: every answer in every stage, log levels, and which pods are counted."""
+"""The pod workers at their boundaries: the predicates in every state, log levels, and which pods are counted."""
 
 import asyncio
 import gc
@@ -102,7 +102,7 @@ def test_the_predicates_of_an_evicted_pod_in_each_state() -> None:
     simulate(scenario())
 
 
-def test_the_answers_about_static_pods_of_one_name() -> None:
+def test_predicates_of_static_pods_with_one_name() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
             workers, name = harness.workers, "static_ns"
@@ -155,7 +155,7 @@ def test_a_kill_is_an_eviction_only_if_the_caller_requests_it(evict: bool | None
 
 
 @pytest.mark.parametrize("override, seconds", [(None, 45), (100, 150), (2, 10)])
-def test_a_kill_waits_half_as_long_again_as_its_grace(override: int | None, seconds: float) -> None:
+def test_a_kill_timeout_is_1_5_times_the_grace_period(override: int | None, seconds: float) -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
             harness.syncer.behave("sync_terminating_pod", "web", never)
@@ -328,7 +328,7 @@ def test_each_pod_is_counted_when_it_starts_and_those_without_configuration_neve
     simulate(scenario())
 
 
-def test_the_end_of_a_pod_without_configuration_frees_no_name_and_breaks_nothing() -> None:
+def test_the_end_of_an_orphan_releases_no_name() -> None:
     async def scenario() -> None:
         bugs: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, bug: bugs.append(bug))

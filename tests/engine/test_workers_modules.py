@@ -133,7 +133,7 @@ def test_a_module_that_calls_back_finds_consistent_workers(moment: type, from_th
     simulate(scenario())
 
 
-def test_a_waiter_that_raises_keeps_no_other_waiter_waiting() -> None:
+def test_a_waiter_that_raises_does_not_affect_other_waiters() -> None:
     class Broken:
         def set(self) -> None:
             raise RuntimeError("broken waiter")
@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Update, str]] = {
 
 
 @pytest.mark.parametrize("update, says", REFUSED.values(), ids=REFUSED.keys())
-def test_an_update_is_refused_that_is_about(update: Update, says: str) -> None:
+def test_an_invalid_update_is_refused(update: Update, says: str) -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
             with pytest.raises(BadInput, match=says):
@@ -294,7 +294,7 @@ def test_the_observer_gets_waiting_times_and_durations_of_syncs(broken: bool) ->
     simulate(scenario())
 
 
-def test_the_very_end_counts_as_an_operation_of_its_own() -> None:
+def test_the_last_sync_is_counted_separately() -> None:
     async def scenario() -> None:
         observer = FakeObserver()
         async with running_workers(observer) as harness:

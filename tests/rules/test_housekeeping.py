@@ -270,7 +270,7 @@ def test_nothing_is_removed_from_a_pod_that_runs_starts_or_has_a_volume(
     assert not (plan.cgroups_to_remove | plan.cgroups_to_throttle) & plan.could_run
 
 
-# Pods that only the runtime knows, with an API.
+# Pods that only the runtime reports, with an API.
 
 
 def named(*names: str) -> tuple[PodRecord, ...]:
@@ -296,7 +296,7 @@ def test_nothing_is_removed_from_a_pod_before_the_api_has_answered() -> None:
     assert plan.has_work
 
 
-def test_a_pod_without_a_name_is_orphaned_without_asking_the_api() -> None:
+def test_a_pod_without_a_name_is_orphaned_without_an_api_call() -> None:
     cleanup = replace(NOTHING, runtime_pods=(PodRecord(uid="nameless"),), absent=())
     plan = cleanup_plan(cleanup, FakeWorkers())
     assert plan.to_confirm == ()

@@ -99,7 +99,7 @@ WRITTEN_BY_US = {
 
 @pytest.mark.parametrize("volume", WRITTEN_BY_US.values(), ids=WRITTEN_BY_US.keys())
 def test_volumes_written_by_the_agent_are_read_only(volume: Volume) -> None:
-    """As in the kubelet, whatever the mount has, and with a sub-path, too."""
+    """As in the kubelet, for all mounts, also with a sub-path and with readOnly false."""
     container = Container(name="web", volume_mounts=(mount(), mount(sub_path="a", read_only=False)))
     assert [each.read_only for each in mounts_of(pod(spec={"volumes": (volume,)}), container, VOLUMES, ENV)] == [
         True,

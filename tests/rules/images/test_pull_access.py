@@ -70,7 +70,7 @@ def test_must_pull(found: Decision, expected: Decision) -> None:
     assert found == expected
 
 
-def test_with_many_secrets_nothing_is_learned() -> None:
+def test_with_many_secrets_nothing_is_recorded() -> None:
     many = pulled(*(proof(f"x{number}", f"s{number}") for number in range(MANY_SECRETS)))
     assert decided(many, shown("x1", "other")) == USE
     assert decided(many, shown("new", "s1")) == PULL
@@ -184,7 +184,7 @@ def test_with_always_verify_a_preloaded_image_is_pulled() -> None:
     assert must_pull(IMAGE, OURS, begun=True, offered=(), verification=never) == USE
 
 
-def test_one_secret_below_the_limit_is_still_learned() -> None:
+def test_one_secret_below_the_limit_is_still_recorded() -> None:
     known = pulled(*(proof(f"x{number}", f"s{number}") for number in range(MANY_SECRETS - 1)))
     assert decided(known, shown("x1", "other")) == Decision(pull=False, learned=proof("x1", "other"))
     assert decided(known, shown("new", "s1")) == Decision(pull=False, learned=proof("new", "s1"))

@@ -122,7 +122,7 @@ def test_a_short_interval_is_never_made_longer() -> None:
 
 
 class Disk:
-    """The files of one log, each with the numbers of the lines in it; a crash may happen at any step."""
+    """The files of one log, each with the numbers of its lines. A crash may happen at any step."""
 
     def __init__(self) -> None:
         self.files: dict[str, list[int]] = {"0.log": []}
@@ -133,7 +133,7 @@ class Disk:
         self.written += lines
 
     def execute(self, plan: RotationPlan, steps: int) -> None:
-        """Carry a plan out, up to so many steps."""
+        """Execute a plan, up to this number of steps."""
         actions: list[Callable[[], object]] = [partial(self.files.pop, name) for name in plan.remove]
         if plan.rotate_to:
             actions.append(partial(self._rotate, plan.rotate_to))
@@ -161,7 +161,7 @@ class Disk:
 
 ROUNDS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 12), st.integers(-3, 3)), max_size=12
-)  # lines written, steps until death, seconds passed
+)  # lines written, steps until a crash, seconds passed
 
 
 @given(ROUNDS, st.integers(2, 5), st.integers(1, 6))

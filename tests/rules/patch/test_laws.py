@@ -81,7 +81,7 @@ def contains(whole: Any, part: Any) -> bool:
     return same(whole, part)
 
 
-# Nothing to say, nothing to do.
+# Empty diffs and patches.
 
 
 @law

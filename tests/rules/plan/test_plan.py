@@ -297,7 +297,7 @@ def test_results_count_for_a_sidecar_only_if_it_has_the_probe() -> None:
     assert actions == plan()
 
 
-def test_when_all_containers_restart_those_that_caused_it_are_removed_last() -> None:
+def test_a_restart_of_all_containers_removes_its_cause_last() -> None:
     spec = pod(RESETTER, A, init=(FIRST, S))
     record = runtime(
         ran(FIRST, EXITED), ran(S, RUNNING), ran(RESETTER, EXITED, 42, run=1), ran(RESETTER, EXITED, 1), ran(A, RUNNING)

@@ -376,7 +376,7 @@ def found_is_old(seen: TickInput) -> bool:
     )
 
 
-def test_a_tick_executes_only_in_the_probing_state_and_only_a_running_container() -> None:
+def test_a_tick_probes_only_running_containers_in_the_probing_state() -> None:
     for _, _, seen, step in every_tick():
         if step.execute:
             assert isinstance(step.state, Probing)

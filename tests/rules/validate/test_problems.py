@@ -1,7 +1,7 @@
 """Validation of pods: every problem of a pod, in order, with its field and its message.
 
 `data/validate_problems.yaml` holds the pods. A case names what is checked, the parts of a pod that differ from the
-smallest one, and all problems. One pod holds many faults, and beside them what is just accepted.
+smallest one, and all problems. One pod holds many faults, and also the values that are just accepted.
 """
 
 from collections.abc import Sequence
