@@ -3,8 +3,8 @@
 One `podkeeper run --runtime cri` works on a directory of manifests, with its own containerd or CRI-O. It requires root
 and the components that `tests/runtimes/cri/containerd.py` and `crio.py` list. In each round, pods are added, changed
 and removed, and containers are killed. Meanwhile the runtime is killed (-9) and restarted at once, is down for seconds,
-or hangs for seconds and then continues or is killed. The pods are those of `tools.torture`. By the containers' start files,
-/proc and the runtime's lists:
+or hangs for seconds and then continues or is killed. The pods are those of `tools.torture`. By the containers'
+start files, /proc and the runtime's lists:
 
 * Nothing is doubled: at no time does a container run twice or a pod have two ready sandboxes.
 * Nothing is lost: long-running containers keep their process, and a pod that was Ready is Ready since the same time. A

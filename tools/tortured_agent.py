@@ -61,9 +61,9 @@ class Torture:
         self._chance = random.Random(seed)
         self._mark = f"torture-{uuid.uuid4().hex[:8]}"
         self._place = place
-        self._root, self._folder, self._starts = place / "root", place / "manifests", place / "starts"
+        self._root, self._folder, self._start_files = place / "root", place / "manifests", place / "starts"
         self._folder.mkdir()
-        self._starts.mkdir(mode=0o777)
+        self._start_files.mkdir(mode=0o777)
         self._client = LocalClient(self._root / SOCKET_NAME)
         self._agent: subprocess.Popen[bytes] | None = None
         self._born = 0
@@ -199,7 +199,7 @@ class Torture:
         pod = self.pods[f"{kind.value}-{self._born}"] = Tortured(
             kind, f"{kind.value}-{self._born}", self._mark, self.image
         )
-        pod.begin(self._chance, self._starts)
+        pod.begin(self._chance, self._start_files)
         pod.settled_at = self.kills
         self._write(pod)
         self.jobs += kind is Kind.JOB
@@ -217,7 +217,7 @@ class Torture:
         """Replace a manifest. The old pod ends, then a new pod with the same name starts."""
         pod = self._chance.choice(list(self.pods.values()))
         self.gone.append(pod.version)
-        pod.begin(self._chance, self._starts)
+        pod.begin(self._chance, self._start_files)
         pod.settled_at = self.kills
         self._write(pod)
         self._note(f"change {pod.name}: now {pod.version}")
@@ -275,7 +275,7 @@ class Torture:
         return {pod["metadata"]["name"].removesuffix(f"-{NODE}"): pod for pod in items if not is_leaving(pod)}
 
     def _starts(self, pod: Tortured, container: str) -> int:
-        return len(lines_of(self._starts / f"{pod.version}.{container}"))
+        return len(lines_of(self._start_files / f"{pod.version}.{container}"))
 
     def _wrong(self, pod: Tortured, shown: Mapping[str, Any], processes: Processes) -> list[str]:
         """Return violated invariants, which must hold at all times."""

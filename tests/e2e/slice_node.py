@@ -33,7 +33,7 @@ from tests.runtimes.cri.containerd import LOCAL_IMAGE, Containerd
 
 TIMEOUT_SECONDS = 60.0
 PODKEEPER = (sys.executable, "-B", "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')")
-SERVES = "trap 'exit 0' TERM; echo start >> /call_log/$NAME; sleep 100000 & wait"
+SERVES = "trap 'exit 0' TERM; echo start >> /markers/$NAME; sleep 100000 & wait"
 _THROUGH_SYSTEMD = """
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
@@ -79,8 +79,8 @@ class SliceNode:
     def __init__(self, systemd: BootedSystemd, containerd: Containerd) -> None:
         self.systemd = systemd
         self.containerd = containerd
-        self._manifests, self._ledger, self._root = (systemd.root / name for name in ("manifests", "call_log", "r"))
-        for each in (self._manifests, self._ledger):
+        self._manifests, self._markers, self._root = (systemd.root / name for name in ("manifests", "markers", "r"))
+        for each in (self._manifests, self._markers):
             each.mkdir()
         self._agent: subprocess.Popen[bytes] | None = None
         self._is_ours = True
@@ -95,14 +95,14 @@ class SliceNode:
             "command": ["sh", "-c", SERVES],
             "env": [{"name": "NAME", "value": name}],
             "resources": resources,
-            "volumeMounts": [{"name": "call_log", "mountPath": "/call_log"}],
+            "volumeMounts": [{"name": "markers", "mountPath": "/markers"}],
         }
         document = manifest(
             name,
             container,
             metadata={"namespace": "default", "uid": uid},
             terminationGracePeriodSeconds=5,
-            volumes=[{"name": "call_log", "hostPath": {"path": str(self._ledger)}}],
+            volumes=[{"name": "markers", "hostPath": {"path": str(self._markers)}}],
         )
         (self._manifests / f"{name}.yaml").write_text(yaml.safe_dump(document))
         return uid
@@ -197,7 +197,7 @@ class SliceNode:
 
     def starts(self, name: str) -> int:
         """Return how often the container of a pod started, from its own records."""
-        return len((self._ledger / name).read_text().splitlines())
+        return len((self._markers / name).read_text().splitlines())
 
     def cgroup_file(self, path: str, file: str) -> str:
         """Read a file of a cgroup."""

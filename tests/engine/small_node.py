@@ -139,7 +139,7 @@ class SmallNode(NodeHarness):
         self.agent.engine.workers.update_pod(Update(type=UpdateType.SYNC, pod=known))
 
     def kill(self, of: Pod, options: KillOptions) -> None:
-        self.agent.engine.workers.update_pod(Update(type=UpdateType.KILL, pod=of, kill=options))
+        self.agent.engine.workers.update_pod(build.update(UpdateType.KILL, of, kill=options))
 
     # What a scenario sees.
 

@@ -15,8 +15,9 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.worker.states import State
-from podkeeper.rules.worker.updates import Update, UpdateType
+from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.rules.worker.workers import WorkerTable
+from podkeeper.testing import build
 from podkeeper.testing.virtual_time import simulate
 from tests.doubles import stand_in
 from tests.engine.small_node import pod
@@ -33,7 +34,7 @@ class DeletorModules:
         self.finished, self.saved = finished, saved
         self.states = WorkerTable()
         if known:
-            self.states.update(Update(type=UpdateType.CREATE, pod=POD), None)
+            self.states.update(build.update(UpdateType.CREATE, POD), None)
         self.deleted: list[tuple[PodRecord, str, bool]] = []
         self.tasks: list[asyncio.Future[Any]] = []
 

@@ -38,6 +38,7 @@ from podkeeper.model.runtime import PodRecord
 from podkeeper.rules.admission.admit import Preempt, Rejection
 from podkeeper.rules.static.mirror import PodAndMirror
 from podkeeper.rules.worker.updates import Update, UpdateType
+from podkeeper.testing import build
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in
 from tests.engine.loop_harness import pod
@@ -54,7 +55,7 @@ NOW = 0.0  # of the virtual clock
 
 def update(type_: UpdateType, of: Pod, mirror: Pod | None = None) -> Call:
     """Return the call that sends an update to a worker."""
-    return "update worker", Update(type=type_, pod=of, mirror_pod=mirror, start_time=NOW)
+    return "update worker", build.update(type_, of, mirror=mirror, start_time=NOW)
 
 
 class Harness:
@@ -167,7 +168,7 @@ class Harness:
         self.call("removal", pair.pod, pair.was_mirror, all_sources_ready)
         if pair.pod is None or not all_sources_ready:
             return None
-        return Update(type=UpdateType.UPDATE, pod=pair.pod, start_time=at)
+        return build.update(UpdateType.UPDATE, pair.pod, start_time=at)
 
     def clear_rejection(self, pod: Pod) -> bool:
         self.cleared_rejections.append(pod.metadata.uid)
@@ -620,6 +621,6 @@ def test_optional_modules_may_be_missing() -> None:
         assert harness.config(Op.ADD, WEB) == [True]
         harness.take_calls()
         harness.config(Op.REMOVE, WEB)
-        assert harness.calls[-1] == ("update worker", Update(type=UpdateType.KILL, pod=WEB))
+        assert harness.calls[-1] == ("update worker", build.update(UpdateType.KILL, WEB))
 
     with_harness(scenario, bare=True)

@@ -26,6 +26,7 @@ from podkeeper.model.runtime import PodRecord, SandboxRecord
 from podkeeper.rules.housekeeping import CleanupInput, CleanupPlan
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
+from podkeeper.testing import build
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in
 from tests.engine.loop_harness import pod, uids
@@ -364,9 +365,9 @@ def test_a_round_runs_its_steps_in_order() -> None:
             ("keep probes", frozenset()),
             ("keep statuses", uids("again", "deleted", "doubtful")),
             ("count", "again"),
-            ("update worker", Update(type=UpdateType.CREATE, pod=again)),
-            ("update worker", Update(type=UpdateType.KILL, pod=deleted)),
-            ("update worker", Update(type=UpdateType.KILL, running_pod=running("orphan"), kill=kill)),
+            ("update worker", build.update(UpdateType.CREATE, again)),
+            ("update worker", build.update(UpdateType.KILL, deleted)),
+            ("update worker", build.update(UpdateType.KILL, running("orphan"), kill=kill)),
             ("collect state",),
             ("check orphans", running("doubtful")),
             ("delete mirror old_ns",),
@@ -708,7 +709,7 @@ def test_a_static_pod_added_again_restarts_before_all_sources_are_ready() -> Non
         harness.published = {PodUID("static"): PodStatus(phase="Running")}
         harness.restartable, harness.held = uids("static", "held", "web"), uids("held")
         await asyncio.sleep(5)
-        restart = Update(type=UpdateType.CREATE, pod=STATIC, mirror_pod=MIRROR)
+        restart = build.update(UpdateType.CREATE, STATIC, mirror=MIRROR)
         assert harness.calls == [("count", "static"), ("update worker", restart)]
         assert harness.restartable == uids("held", "web")
 
@@ -722,7 +723,7 @@ def test_a_terminated_static_pod_added_again_starts_over_before_all_sources_are_
         harness.published = {uid: PodStatus(phase="Succeeded") for uid in uids("over", "stays")}
         harness.restartable = uids("over")
         await asyncio.sleep(5)
-        restart = Update(type=UpdateType.CREATE, pod=over)
+        restart = build.update(UpdateType.CREATE, over)
         assert harness.calls == [("start over", "over"), ("count", "over"), ("update worker", restart)]
         assert harness.published.keys() == uids("stays")
 
@@ -735,7 +736,7 @@ def test_a_static_pod_stays_terminated_if_its_former_run_cannot_be_dropped() -> 
         harness.desired, harness.published = [over, STATIC], {PodUID("over"): PodStatus(phase="Failed")}
         harness.restartable, harness.failing = uids("over", "static"), {"start over": RuntimeError("broken")}
         await asyncio.sleep(5)
-        restart = Update(type=UpdateType.CREATE, pod=STATIC)
+        restart = build.update(UpdateType.CREATE, STATIC)
         assert harness.calls == [("start over", "over"), ("count", "static"), ("update worker", restart)]
 
     while_running(scenario, all_sources_ready=lambda: False)

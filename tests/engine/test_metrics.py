@@ -17,7 +17,7 @@ from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID, ProbeKind, ProbeResult
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.housekeeping import CleanupInput, CleanupPlan
-from podkeeper.rules.worker.updates import Update, UpdateType
+from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
 from podkeeper.testing import build
 
@@ -345,9 +345,9 @@ PLAN = CleanupPlan(
     directories_to_remove=frozenset(),
     volumes_to_unmount=frozenset(),
     mirrors_to_delete=(),
-    restarts=(Update(type=UpdateType.CREATE, pod=STATIC), Update(type=UpdateType.CREATE, pod=DEBUGGED)),
+    restarts=(build.update(UpdateType.CREATE, STATIC), build.update(UpdateType.CREATE, DEBUGGED)),
     terminations=(),
-    orphan_kills=(Update(type=UpdateType.KILL, running_pod=PodRecord(uid="unknown")),),
+    orphan_kills=(build.update(UpdateType.KILL, PodRecord(uid="unknown")),),
     cgroups_to_remove=frozenset(),
     cgroups_to_throttle=frozenset(),
 )
@@ -439,7 +439,7 @@ def test_the_published_phase_of_a_pod_without_a_uid_counts() -> None:
 
 def test_a_restart_without_a_pod_counts_as_not_static() -> None:
     metrics = Metrics()
-    restart = Update(type=UpdateType.CREATE, running_pod=PodRecord(uid="unknown"))
+    restart = build.update(UpdateType.CREATE, PodRecord(uid="unknown"))
     metrics.pods_cleaned_up(cleanup_input(), replace(NO_PLAN, restarts=(restart,)))
     assert totals(samples(metrics)) == {"kubelet_restarted_pods_total{static=}": 1}
 

@@ -15,8 +15,9 @@ from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import API_SOURCE, CONFIG_MIRROR_ANNOTATION, FILE_SOURCE, Op, PodUID, PodUpdate
 from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
-from podkeeper.rules.worker.updates import Update, UpdateType
+from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.rules.worker.workers import WorkerTable
+from podkeeper.testing import build
 from podkeeper.testing.virtual_time import BEGINNING
 from tests.doubles import stand_in
 from tests.engine.small_node import pod
@@ -59,7 +60,7 @@ class Case:
         if self.swept:
             states.sync_known_pods(())
         if self.has_worker:
-            states.update(Update(type=UpdateType.CREATE, pod=WEB), None)
+            states.update(build.update(UpdateType.CREATE, WEB), None)
         return PodFacts(
             storage=storage,
             pods=manager,

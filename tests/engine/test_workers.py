@@ -10,9 +10,17 @@ from podkeeper.model.history import Cause
 from podkeeper.model.k8s.core import PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
-from podkeeper.rules.worker.states import Finished, NeverStarted, Syncing, Terminated, TerminationRequested, Unknown
-from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
+from podkeeper.rules.worker.states import (
+    Finished,
+    NeverStarted,
+    Syncing,
+    Terminated,
+    TerminationRequested,
+    Unknown,
+)
+from podkeeper.rules.worker.updates import KillOptions, UpdateType
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
+from podkeeper.testing import build
 from podkeeper.testing.virtual_time import BEGINNING, simulate
 from tests.engine.worker_harness import (
     ALL_THE_WAY,
@@ -26,7 +34,6 @@ from tests.engine.worker_harness import (
     create,
     failing,
     kill,
-    kill_orphan,
     lasting,
     never,
     pod,
@@ -89,7 +96,7 @@ def test_each_sync_gets_a_record_newer_than_the_last_sync() -> None:
 def test_a_runtime_only_pod_is_killed_without_an_inspection_and_dropped() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
-            harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
+            harness.workers.update_pod(kill(PodRecord(uid="lost", name="lost", namespace="ns")))
             await calm()
             assert harness.syncer.of("lost") == ["sync_terminating_runtime_pod"]
             assert harness.cache.requests == []
@@ -467,7 +474,7 @@ def test_a_callback_sees_consistent_workers() -> None:
             harness.workers.update_pod(create(pod("web")))
             await calm()
             useless_kill = KillOptions(completed=Caller())  # kill options without a kill complete at once
-            harness.workers.update_pod(Update(type=UpdateType.UPDATE, pod=pod("web"), kill=useless_kill))
+            harness.workers.update_pod(build.update(UpdateType.UPDATE, pod("web"), kill=useless_kill))
             await calm()
             state = harness.workers.state(WEB)
             assert isinstance(state, Finished)
@@ -575,7 +582,7 @@ def test_updates_before_the_agent_runs_are_executed_when_it_runs() -> None:
         for name in ("web", "db", "gone"):
             harness.workers.update_pod(create(pod(name)))
         harness.workers.update_pod(kill(pod("gone")))
-        harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost")))
+        harness.workers.update_pod(kill(PodRecord(uid="lost", name="lost")))
         await asyncio.sleep(5)
         assert harness.syncer.calls == []
         assert isinstance(harness.workers.state(WEB), Syncing)

@@ -33,7 +33,6 @@ from tests.engine.worker_harness import (
     create,
     failing,
     kill,
-    kill_orphan,
     lasting,
     never,
     pod,
@@ -304,7 +303,7 @@ def test_each_pod_is_counted_when_it_starts_and_those_without_configuration_neve
             for uid in ("s1", "s2"):
                 harness.workers.update_pod(create(static(uid=uid)))
             harness.workers.update_pod(create(pod("web")))
-            harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
+            harness.workers.update_pod(kill(PodRecord(uid="lost", name="lost", namespace="ns")))
             await calm()
             assert observer.seen == [("started", "s1", 1), ("started", "web", 1)]
             harness.workers.update_pod(kill(static(uid="s1")))
@@ -333,7 +332,7 @@ def test_the_end_of_an_orphan_releases_no_name() -> None:
         bugs: list[dict[str, object]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, bug: bugs.append(bug))
         async with running_workers() as harness:
-            harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="static", namespace="ns")))
+            harness.workers.update_pod(kill(PodRecord(uid="lost", name="static", namespace="ns")))
             await calm()
             assert [call.function for call in harness.syncer.calls] == ["sync_terminating_runtime_pod"]
             assert (harness.left, bugs) == ([], [])
@@ -387,7 +386,7 @@ def test_stopped_workers_refuse_every_update_and_sweep() -> None:
             harness.workers.update_pod(create(pod("web")))
             await calm()
         history = list(harness.history)
-        for update in (again(pod("web")), kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns"))):
+        for update in (again(pod("web")), kill(PodRecord(uid="lost", name="lost", namespace="ns"))):
             with pytest.raises(TryLater, match=r"(web|lost)_ns"):
                 harness.workers.update_pod(update)
         with pytest.raises(TryLater):
@@ -407,7 +406,7 @@ def test_nothing_is_kept_of_a_sync_that_has_ended() -> None:
 
         async with running_workers() as harness:
             harness.syncer.behave("sync_terminating_runtime_pod", "lost", note)
-            harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost", namespace="ns")))
+            harness.workers.update_pod(kill(PodRecord(uid="lost", name="lost", namespace="ns")))
             await calm()
             gc.collect()
             assert [task() for task in tasks] == [None]

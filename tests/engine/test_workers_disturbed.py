@@ -29,7 +29,6 @@ from tests.engine.worker_harness import (
     change,
     create,
     kill,
-    kill_orphan,
     pod,
     static,
 )
@@ -186,7 +185,7 @@ async def end(node: DisturbedWorkers) -> None:
 
 async def kill_lost(node: DisturbedWorkers) -> None:
     """Kill a pod without configuration that the runtime reports. Another sweep of housekeeping follows."""
-    node.workers.update_pod(kill_orphan(LOST))
+    node.workers.update_pod(kill(LOST))
     await asyncio.sleep(RETRIED_SECONDS)
     node.sweep(is_desired=True)
     await calm()
@@ -235,7 +234,7 @@ def test_every_event_while_a_kill_is_awaited() -> None:
 def test_every_event_while_a_pod_without_configuration_is_killed() -> None:
     events: dict[str, Event[DisturbedWorkers]] = {
         "the pod's configuration": lambda node: node.send_update(create(V0)),
-        "the same kill": lambda node: node.workers.update_pod(kill_orphan(LOST)),
+        "the same kill": lambda node: node.workers.update_pod(kill(LOST)),
         "a sweep": lambda node: node.sweep(is_desired=True),
     }
     interleave(operation(kill_lost, set_up), events, cancel=False)

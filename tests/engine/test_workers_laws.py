@@ -24,7 +24,6 @@ from tests.engine.worker_harness import (
     create,
     failing,
     kill,
-    kill_orphan,
     lasting,
     pod,
     running_workers,
@@ -212,7 +211,7 @@ def test_a_runtime_pod_killed_again_and_again_is_killed_once_at_a_time(history: 
                 if what == "sweep":
                     harness.workers.sync_known_pods([])
                 else:
-                    harness.workers.update_pod(kill_orphan(PodRecord(uid="lost", name="lost")))
+                    harness.workers.update_pod(kill(PodRecord(uid="lost", name="lost")))
                 await asyncio.sleep(0.4)
             await asyncio.sleep(10)
             assert harness.syncer.overlaps == []

@@ -37,7 +37,6 @@ from tests.engine.worker_harness import (
     create,
     failing,
     kill,
-    kill_orphan,
     lasting,
     never,
     pod,
@@ -192,7 +191,7 @@ def with_type(update: Update, update_type: str) -> Update:
 REFUSED: dict[str, tuple[Update, str]] = {
     "a pod without a UID": (create(pod("web", uid="")), "web_ns.*Required value"),
     "a runtime pod without a UID": (
-        kill_orphan(PodRecord(uid="", name="lost", namespace="ns")),
+        kill(PodRecord(uid="", name="lost", namespace="ns")),
         "lost_ns.*Required value",
     ),
     "an unknown type": (with_type(create(pod("web")), "reboot"), 'reboot.*"create", "update", "sync", "kill"'),

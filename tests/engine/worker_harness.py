@@ -17,7 +17,7 @@ from podkeeper.model.history import HistoryEvent
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import API_SOURCE, FILE_SOURCE, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
-from podkeeper.rules.worker.updates import KillOptions, StatusFunction, Update, UpdateType
+from podkeeper.rules.worker.updates import StatusFunction, UpdateType
 from podkeeper.rules.worker.workers import PodWorkerSync, WorkerTable
 from podkeeper.testing import build
 from podkeeper.testing.port_calls import PortCalls
@@ -44,24 +44,7 @@ pod = partial(
 static = partial(pod, "static", source=FILE_SOURCE)
 
 
-def create(wanted: Pod, start_time: float | None = None) -> Update:
-    return Update(type=UpdateType.CREATE, pod=wanted, start_time=start_time)
-
-
-def change(wanted: Pod, start_time: float | None = None) -> Update:
-    return Update(type=UpdateType.UPDATE, pod=wanted, start_time=start_time)
-
-
-def again(wanted: Pod) -> Update:
-    return Update(type=UpdateType.SYNC, pod=wanted)
-
-
-def kill(unwanted: Pod, options: KillOptions | None = None) -> Update:
-    return Update(type=UpdateType.KILL, pod=unwanted, kill=options)
-
-
-def kill_orphan(record: PodRecord) -> Update:
-    return Update(type=UpdateType.KILL, running_pod=record)
+create, change, again, kill = (partial(build.update, type_) for type_ in UpdateType)
 
 
 async def never() -> None:

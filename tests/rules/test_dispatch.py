@@ -56,8 +56,8 @@ BY_MIRROR = PodAndMirror(WEB, MIRROR, was_mirror=True)
 ORPHANED_MIRROR = PodAndMirror(None, MIRROR, was_mirror=True)
 
 
-def update(kind: UpdateType, pod: Pod = WEB, mirror: Pod | None = None) -> Update:
-    return Update(type=kind, pod=pod, mirror_pod=mirror, start_time=AT)
+def update(kind: UpdateType, of: Pod = WEB, mirror: Pod | None = None) -> Update:
+    return build.update(kind, of, mirror=mirror, start_time=AT)
 
 
 CREATE, UPDATE, SYNC, KILL = UpdateType
@@ -90,7 +90,7 @@ def test_update(pair: PodAndMirror, expected: Update | None) -> None:
 
 
 REMOVALS = {
-    "a removed pod is killed": (ALONE, True, Update(type=KILL, pod=WEB)),
+    "a removed pod is killed": (ALONE, True, build.update(KILL, WEB)),
     "a removed pod is not killed before all sources are ready": (ALONE, False, None),
     "a removed mirror pod is an update of its static pod": (BY_MIRROR, True, update(UPDATE, mirror=MIRROR)),
     "a removed mirror pod is an update even before all sources are ready": (
@@ -108,17 +108,17 @@ def test_removal(pair: PodAndMirror, ready: bool, expected: Update | None) -> No
 
 
 REMOVALS_AT_ONCE = {
-    "a pod that is missing in the API was force-deleted": (ALONE, True, Update(type=KILL, pod=WEB, kill=FORCE_KILL)),
+    "a pod that is missing in the API was force-deleted": (ALONE, True, build.update(KILL, WEB, kill=FORCE_KILL)),
     "a force-deleted pod is killed before all sources are ready": (
         ALONE,
         False,
-        Update(type=KILL, pod=WEB, kill=FORCE_KILL),
+        build.update(KILL, WEB, kill=FORCE_KILL),
     ),
-    "a removed static pod is killed with its own grace period": (STATIC_ALONE, True, Update(type=KILL, pod=STATIC)),
+    "a removed static pod is killed with its own grace period": (STATIC_ALONE, True, build.update(KILL, STATIC)),
     "a removed static pod is killed although the API has never answered": (
         STATIC_ALONE,
         False,
-        Update(type=KILL, pod=STATIC),
+        build.update(KILL, STATIC),
     ),
     "the update for a removed mirror pod has no mirror pod": (BY_MIRROR, True, update(UPDATE)),
     "a mirror pod without a static pod is ignored": (ORPHANED_MIRROR, True, None),

@@ -12,7 +12,7 @@ from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.housekeeping import CleanupInput, CleanupPlan, cleanup_plan, is_active, is_running
-from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
+from podkeeper.rules.worker.updates import KillOptions, UpdateType
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
 from podkeeper.testing import build
 
@@ -101,10 +101,10 @@ def test_updates_have_the_mirror_pod_and_the_orphan_grace_period() -> None:
     plan = cleanup_plan(
         replace(NOTHING, desired=((WEB, mirror), (failed, None)), runtime_pods=(orphan,)), FakeWorkers()
     )
-    assert plan.restarts == (Update(type=UpdateType.CREATE, pod=WEB, mirror_pod=mirror),)
-    assert plan.terminations == (Update(type=UpdateType.KILL, pod=failed),)
+    assert plan.restarts == (build.update(UpdateType.CREATE, WEB, mirror=mirror),)
+    assert plan.terminations == (build.update(UpdateType.KILL, failed),)
     kill = KillOptions(grace_override_seconds=1)
-    assert plan.orphan_kills == (Update(type=UpdateType.KILL, running_pod=orphan, kill=kill),)
+    assert plan.orphan_kills == (build.update(UpdateType.KILL, orphan, kill=kill),)
 
 
 def test_dead_pods_are_removed_if_they_are_orphaned_and_have_no_worker() -> None:
@@ -303,7 +303,7 @@ def test_a_pod_without_a_name_is_orphaned_without_an_api_call() -> None:
     assert [update.uid for update in plan.orphan_kills] == ["nameless"]
 
 
-UPDATE = Update(type=UpdateType.SYNC, pod=WEB)
+UPDATE = build.update(UpdateType.SYNC, WEB)
 WORK: dict[str, tuple[dict[str, Any], bool]] = {
     "could_run": ({"could_run": uids("web")}, False),
     "statuses_to_keep": ({"statuses_to_keep": uids("web")}, False),

@@ -35,6 +35,7 @@ from podkeeper.rules.merge import (
     notifications,
 )
 from podkeeper.testing import build
+from podkeeper.testing.build import pod_update
 
 NOW = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 LATER = datetime(2024, 5, 6, 8, 0, 0, tzinfo=UTC)
@@ -46,10 +47,6 @@ pod = partial(build.pod, namespace="ns", node="n1")
 
 def stored(*pods: Pod, source: str = "api") -> dict[PodUID, Pod]:
     return dict(merge({}, PodUpdate(Op.SET, pods, source), NOW).pods)
-
-
-def change(op: Op, *pods: Pod, source: str = "api") -> PodUpdate:
-    return PodUpdate(op, pods, source)
 
 
 def annotation(pod: Pod, key: str) -> str | None:
@@ -102,7 +99,9 @@ def test_compare(before: Pod, after: Pod, expected: PodDifference) -> None:
 
 
 def test_a_new_pod_gets_its_source_and_first_seen_time() -> None:
-    merged = merge({}, change(Op.SET, pod(annotations={"user/a": "1", CONFIG_FIRST_SEEN_ANNOTATION: "forged"})), NOW)
+    merged = merge(
+        {}, pod_update(Op.SET, pod(annotations={"user/a": "1", CONFIG_FIRST_SEEN_ANNOTATION: "forged"})), NOW
+    )
     assert merged.added[0].metadata.annotations == {
         "user/a": "1",
         CONFIG_SOURCE_ANNOTATION: "api",
@@ -113,7 +112,7 @@ def test_a_new_pod_gets_its_source_and_first_seen_time() -> None:
 def test_an_update_replaces_annotations_but_keeps_the_local_ones() -> None:
     stored_pods = stored(pod(annotations={"user/a": "1", CONFIG_MIRROR_ANNOTATION: "h1"}))
     fresh = pod(annotations={"user/b": "2", CONFIG_MIRROR_ANNOTATION: "h2", CONFIG_SOURCE_ANNOTATION: "forged"})
-    assert merge(stored_pods, change(Op.UPDATE, fresh), LATER).updated[0].metadata.annotations == {
+    assert merge(stored_pods, pod_update(Op.UPDATE, fresh), LATER).updated[0].metadata.annotations == {
         "user/b": "2",
         CONFIG_MIRROR_ANNOTATION: "h1",
         CONFIG_SOURCE_ANNOTATION: "api",
@@ -123,14 +122,14 @@ def test_an_update_replaces_annotations_but_keeps_the_local_ones() -> None:
 
 def test_an_update_may_add_a_local_annotation_that_was_not_stored() -> None:
     fresh = pod(node="n2", annotations={CONFIG_MIRROR_ANNOTATION: "h1"})
-    (updated,) = merge(stored(pod()), change(Op.UPDATE, fresh), LATER).updated
+    (updated,) = merge(stored(pod()), pod_update(Op.UPDATE, fresh), LATER).updated
     assert annotation(updated, CONFIG_MIRROR_ANNOTATION) == "h1"
 
 
 def test_an_update_changes_generation_and_status_but_no_other_metadata() -> None:
     stored_pods = stored(pod(version="1", generation=1))
     fresh = pod(version="2", generation=2, node="n2", status=PodStatus(message="b"))
-    (updated,) = merge(stored_pods, change(Op.UPDATE, fresh), LATER).updated
+    (updated,) = merge(stored_pods, pod_update(Op.UPDATE, fresh), LATER).updated
     assert (updated.spec, updated.status) == (fresh.spec, fresh.status)
     assert (updated.metadata.generation, updated.metadata.resource_version) == (2, "1")
 
@@ -138,14 +137,14 @@ def test_an_update_changes_generation_and_status_but_no_other_metadata() -> None
 def test_a_reconciled_pod_only_changes_its_status() -> None:
     stored_pods = stored(pod(status=PodStatus(message="a")))
     (reconciled,) = merge(
-        stored_pods, change(Op.SET, pod(version="9", status=PodStatus(message="b"))), LATER
+        stored_pods, pod_update(Op.SET, pod(version="9", status=PodStatus(message="b"))), LATER
     ).reconciled
     assert reconciled == replace(stored_pods[PodUID("uid-web")], status=PodStatus(message="b"))
 
 
 def test_an_unchanged_pod_keeps_its_stored_object() -> None:
     stored_pods = stored(pod(annotations={"user/a": "1"}))
-    again = merge(stored_pods, change(Op.SET, pod(annotations={"user/a": "1"})), LATER)
+    again = merge(stored_pods, pod_update(Op.SET, pod(annotations={"user/a": "1"})), LATER)
     assert again.pods[PodUID("uid-web")] is stored_pods[PodUID("uid-web")]
 
 
@@ -153,28 +152,28 @@ KNOWN, OTHER = pod("known"), pod("other")
 
 OPS = {
     "SET adds new pods, updates known ones and removes missing ones":
-        (change(Op.SET, pod("known", node="n2"), pod("new")), "A:new U:known R:other"),
-    "an empty SET removes all pods": (change(Op.SET), "R:known R:other"),
-    "ADD of a known pod is an update": (change(Op.ADD, pod("known", node="n2")), "U:known"),
-    "UPDATE of an unknown pod is an addition": (change(Op.UPDATE, pod("new")), "A:new"),
-    "DELETE of an unknown pod is an addition": (change(Op.DELETE, pod("new", deleted="2024-01-01T00:00:00Z")), "A:new"),
-    "DELETE without a deletion time is an update": (change(Op.DELETE, pod("known", node="n2")), "U:known"),
+        (pod_update(Op.SET, pod("known", node="n2"), pod("new")), "A:new U:known R:other"),
+    "an empty SET removes all pods": (pod_update(Op.SET), "R:known R:other"),
+    "ADD of a known pod is an update": (pod_update(Op.ADD, pod("known", node="n2")), "U:known"),
+    "UPDATE of an unknown pod is an addition": (pod_update(Op.UPDATE, pod("new")), "A:new"),
+    "DELETE of an unknown pod is an addition": (pod_update(Op.DELETE, pod("new", deleted=True)), "A:new"),
+    "DELETE without a deletion time is an update": (pod_update(Op.DELETE, pod("known", node="n2")), "U:known"),
     "ADD with a deletion time is a deletion":
-        (change(Op.ADD, pod("known", deleted="2024-01-01T00:00:00Z")), "D:known"),
-    "ADD removes nothing": (change(Op.ADD), ""),
-    "REMOVE removes a known pod": (change(Op.REMOVE, pod("known")), "R:known"),
-    "REMOVE needs only the UID": (change(Op.REMOVE, Pod(metadata=ObjectMeta(uid="uid-known"))), "R:known"),
-    "REMOVE of an unknown pod does nothing": (change(Op.REMOVE, pod("new")), ""),
-    "REMOVE of one pod twice removes it once": (change(Op.REMOVE, KNOWN, KNOWN), "R:known"),
+        (pod_update(Op.ADD, pod("known", deleted="2024-01-01T00:00:00Z")), "D:known"),
+    "ADD removes nothing": (pod_update(Op.ADD), ""),
+    "REMOVE removes a known pod": (pod_update(Op.REMOVE, pod("known")), "R:known"),
+    "REMOVE needs only the UID": (pod_update(Op.REMOVE, Pod(metadata=ObjectMeta(uid="uid-known"))), "R:known"),
+    "REMOVE of an unknown pod does nothing": (pod_update(Op.REMOVE, pod("new")), ""),
+    "REMOVE of one pod twice removes it once": (pod_update(Op.REMOVE, KNOWN, KNOWN), "R:known"),
     "RECONCILE from a source is ignored": (
-        change(Op.RECONCILE, pod("known", status=PodStatus(message="x")), pod("new")), "",
+        pod_update(Op.RECONCILE, pod("known", status=PodStatus(message="x")), pod("new")), "",
     ),
     "of two pods with the same full name, the first one counts":
-        (change(Op.ADD, pod("new", uid="1"), pod("new", uid="2"), pod("new", uid="3")), "A:new"),
+        (pod_update(Op.ADD, pod("new", uid="1"), pod("new", uid="2"), pod("new", uid="3")), "A:new"),
     "a UID with two names is one pod: added, then updated":
-        (change(Op.ADD, pod("a", uid="1"), pod("b", uid="1", node="n2")), "A:a U:a"),
+        (pod_update(Op.ADD, pod("a", uid="1"), pod("b", uid="1", node="n2")), "A:a U:a"),
     "in a SET, two new pods with one UID are both added":
-        (change(Op.SET, KNOWN, OTHER, pod("a", uid="1"), pod("b", uid="1")), "A:a A:b"),
+        (pod_update(Op.SET, KNOWN, OTHER, pod("a", uid="1"), pod("b", uid="1")), "A:a A:b"),
 }  # fmt: skip
 
 
@@ -189,7 +188,7 @@ def test_op(given_change: PodUpdate, expected: str) -> None:
 
 
 def test_a_pod_that_occurs_twice_has_its_final_content_in_each_list() -> None:
-    given_change = change(
+    given_change = pod_update(
         Op.ADD,
         pod("a", uid="1", node="n1"),
         pod("b", uid="1", node="n2"),
@@ -205,7 +204,7 @@ def test_a_pod_that_occurs_twice_has_its_final_content_in_each_list() -> None:
 
 
 def test_the_event_of_a_duplicate_has_its_name_and_uid() -> None:
-    merged = merge({}, change(Op.SET, pod(uid="1"), pod(uid="2"), source="file"), NOW)
+    merged = merge({}, pod_update(Op.SET, pod(uid="1"), pod(uid="2"), source="file"), NOW)
     (dropped,) = merged.duplicates
     expected = 'Error validating pod web_ns(2) from file due to duplicate pod name "web", ignoring'
     assert duplicate_warning(dropped, "file") == PodEvent(EventType.WARNING, "FailedValidation", expected, "2")
@@ -216,17 +215,17 @@ def test_a_pod_without_uid_is_rejected_with_source_pod_and_field(op: Op) -> None
     with pytest.raises(
         BadInput, match=r"pods\[1\]\.metadata\.uid: Required value: cannot merge pod web_ns from file without a uid"
     ):
-        merge({}, change(op, pod("first"), pod(uid=""), source="file"), NOW)
+        merge({}, pod_update(op, pod("first"), pod(uid=""), source="file"), NOW)
 
 
 def test_a_pod_without_name_is_rejected() -> None:
     with pytest.raises(BadInput, match=r"metadata\.name: Required value: cannot merge pod _ns from api without a name"):
-        merge({}, change(Op.SET, pod("", uid="1")), NOW)
+        merge({}, pod_update(Op.SET, pod("", uid="1")), NOW)
 
 
 def test_an_unknown_operation_is_rejected() -> None:
     with pytest.raises(BadInput, match="from file: unknown operation 'REPLACE'"):
-        merge({}, change("REPLACE", pod(), source="file"), NOW)  # type: ignore[arg-type]  # the point
+        merge({}, pod_update("REPLACE", pod(), source="file"), NOW)  # type: ignore[arg-type]  # the point
 
 
 # Announcements: every combination of what a merge can hold, in every mode.
@@ -293,8 +292,8 @@ changes = st.builds(PodUpdate, st.sampled_from(list(Op)), lists, st.just("api"))
 @settings(deadline=None, derandomize=True)
 @given(lists, one_pod_per_uid)
 def test_a_repeated_set_changes_nothing(before: tuple[Pod, ...], given_change: tuple[Pod, ...]) -> None:
-    once = merge(stored(*before), change(Op.SET, *given_change), NOW)
-    twice = merge(once.pods, change(Op.SET, *given_change), LATER)
+    once = merge(stored(*before), pod_update(Op.SET, *given_change), NOW)
+    twice = merge(once.pods, pod_update(Op.SET, *given_change), LATER)
     assert summary(twice) == ""
     assert twice.pods == once.pods
 
@@ -304,7 +303,7 @@ def test_a_repeated_set_changes_nothing(before: tuple[Pod, ...], given_change: t
 def test_after_a_set_the_stored_pods_are_that_set_without_duplicates(
     before: tuple[Pod, ...], given_change: tuple[Pod, ...]
 ) -> None:
-    merged = merge(stored(*before), change(Op.SET, *given_change), NOW)
+    merged = merge(stored(*before), pod_update(Op.SET, *given_change), NOW)
     accepted = [pod for pod in given_change if pod not in merged.duplicates]
     assert list(merged.pods) == [pod.metadata.uid for pod in accepted]
     assert all(compare(merged.pods[PodUID(pod.metadata.uid or "")], pod) is PodDifference.SAME for pod in accepted)

@@ -1,8 +1,10 @@
-"""Builders of pods, containers and probes for tests.
+"""Builders of pods, containers, probes and updates for tests.
 
     pod("web")                                          # one container `app`, restartPolicy Always, grace 30 s
     pod("job", container("work"), policy="Never", behaviours={"work": Behaviour(after_seconds=5)})
     pod("dns", source=FILE_SOURCE, mirror="hash", namespace="kube-system")
+    update(UpdateType.CREATE, pod("web"))               # for the pod workers
+    pod_update(Op.ADD, pod("web"), pod("db"))           # from a source
 
 Every argument is optional. A parameter stands for the field that tests set most often. `spec` and `metadata` take the
 remaining fields by their Python names and win over the parameters.
@@ -31,11 +33,17 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import (
+    API_SOURCE,
     CONFIG_HASH_ANNOTATION,
     CONFIG_MIRROR_ANNOTATION,
     CONFIG_SOURCE_ANNOTATION,
+    Op,
+    PodUID,
+    PodUpdate,
 )
+from podkeeper.model.runtime import PodRecord
 from podkeeper.model.wire import QuantityLike
+from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.runtimes.fake.behaviour import ANNOTATION_PREFIX, Behaviour
 
 DELETED_AT = "2026-01-01T00:00:00Z"
@@ -191,3 +199,27 @@ def probe(
 def exec_hook(*command: str) -> LifecycleHandler:
     """Return a lifecycle hook that runs a command in the container."""
     return LifecycleHandler(exec=ExecAction(command=command))
+
+
+def update(
+    type_: UpdateType,
+    of: Pod | PodRecord,
+    kill: KillOptions | None = None,
+    *,
+    mirror: Pod | None = None,
+    start_time: float | None = None,
+) -> Update:
+    """Return an update for the pod workers. A record stands for a pod that only the runtime reports."""
+    if isinstance(of, PodRecord):
+        return Update(type=type_, running_pod=of, kill=kill, start_time=start_time)
+    return Update(type=type_, pod=of, mirror_pod=mirror, kill=kill, start_time=start_time)
+
+
+def pod_update(op: Op, *pods: Pod, source: str = API_SOURCE) -> PodUpdate:
+    """Return an update of a source."""
+    return PodUpdate(op, pods, source)
+
+
+def uid_of(of: Pod) -> PodUID:
+    """Return the UID of a pod. Empty if it has none."""
+    return PodUID(of.metadata.uid or "")

@@ -18,7 +18,7 @@ from podkeeper.rules.worker.events import (
 )
 from podkeeper.rules.worker.states import Finished, NeverStarted, Syncing, TerminationRequested, Unknown, Waiting
 from podkeeper.rules.worker.static_order import StaticOrder
-from podkeeper.rules.worker.updates import Update, UpdateType
+from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.rules.worker.workers import Orders, PodWorkerState, PodWorkerSync, WorkerTable
 from podkeeper.testing import build
 from tools.worker_diagram import pod_from
@@ -37,7 +37,7 @@ def pod_of(uid: PodUID) -> Pod:
 
 
 def update(workers: WorkerTable, update_type: UpdateType, uid: PodUID) -> Orders:
-    return workers.update(Update(type=update_type, pod=pod_of(uid)), PodRecord(uid=uid))
+    return workers.update(build.update(update_type, pod_of(uid)), PodRecord(uid=uid))
 
 
 def succeed(workers: WorkerTable, uid: PodUID) -> None:
@@ -107,7 +107,7 @@ def test_a_static_pod_that_moved_to_the_api_still_blocks_its_successor() -> None
     kill(workers, OLD)
     moved = pod_from(API_SOURCE)  # the same UID now comes from the API, so it need not wait
     moved = msgspec.structs.replace(moved, metadata=msgspec.structs.replace(moved.metadata, uid=NEW, name="static"))
-    assert workers.update(Update(type=SYNC, pod=moved), None) == (ReadStatus(None),)
+    assert workers.update(build.update(SYNC, moved), None) == (ReadStatus(None),)
     assert update(workers, SYNC, NEWER) == (RETRY,)
     assert workers.next_in_line(STATIC) is None
 
@@ -125,7 +125,7 @@ def test_a_mirror_pod_is_kept_while_its_static_pod_stops() -> None:
 
 def test_housekeeping_receives_the_known_pods() -> None:
     workers = node_with(WEB, OLD, NEW)
-    workers.update(Update(type=KILL, running_pod=PodRecord(uid=RUNTIME_ONLY)), None)
+    workers.update(build.update(KILL, PodRecord(uid=RUNTIME_ONLY)), None)
     result = workers.sync_known_pods({WEB, OLD, NEW, RUNTIME_ONLY})
     assert result.known == {
         WEB: PodWorkerSync(PodWorkerState.SYNC, orphan=False, has_config=True, static=False),
@@ -199,7 +199,7 @@ def test_the_kill_of_a_runtime_pod_is_retried_until_it_succeeds() -> None:
     workers = WorkerTable()
     record = PodRecord(uid=RUNTIME_ONLY, name="runtime-only", namespace="default")
     kill = SyncTerminatingRuntimePod(record)
-    assert workers.update(Update(type=KILL, running_pod=record), record) == (kill,)
+    assert workers.update(build.update(KILL, record), record) == (kill,)
     assert workers.report(RUNTIME_ONLY, SyncFailed(1.0)) == (RETRY,)
     assert workers.sync_known_pods(set()).orders == {RUNTIME_ONLY: (kill,)}
     assert workers.report(RUNTIME_ONLY, Synced(2.0)) == ()
@@ -208,8 +208,8 @@ def test_the_kill_of_a_runtime_pod_is_retried_until_it_succeeds() -> None:
 
 def test_an_ignored_update_creates_no_worker() -> None:
     workers = node_with(OLD, NEW)
-    assert workers.update(Update(type=SYNC, running_pod=PodRecord(uid=RUNTIME_ONLY)), None) == ()
-    assert workers.update(Update(type=SYNC, running_pod=PodRecord(uid=NEW)), None) == ()
+    assert workers.update(build.update(SYNC, PodRecord(uid=RUNTIME_ONLY)), None) == ()
+    assert workers.update(build.update(SYNC, PodRecord(uid=NEW)), None) == ()
     assert isinstance(workers.state(NEW), Waiting)
     assert set(workers.sync_known_pods({OLD, NEW}).known) == {OLD, NEW}
 

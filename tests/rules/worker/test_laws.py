@@ -54,6 +54,7 @@ from podkeeper.rules.worker.step import step
 from podkeeper.rules.worker.syncs import last_work
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import WorkerTable
+from podkeeper.testing import build
 from tools.worker_diagram import Transition, alphabet, page, pod_from, transitions
 
 ACTIVE = (Syncing, TerminationRequested, Terminating, Terminated)
@@ -309,13 +310,13 @@ def update_for(uid: PodUID, what: str, signal: FakeSignal | None = None) -> Upda
     kill = KillOptions(completed=signal) if signal is not None else None
     match what:
         case "deletion":
-            return Update(type=UpdateType.UPDATE, pod=pod_with(uid, deleting=True), kill=kill)
+            return build.update(UpdateType.UPDATE, pod_with(uid, deleting=True), kill)
         case "terminal phase":
-            return Update(type=UpdateType.SYNC, pod=pod_with(uid, phase="Failed"), kill=kill)
+            return build.update(UpdateType.SYNC, pod_with(uid, phase="Failed"), kill)
         case "runtime kill":
-            return Update(type=UpdateType.KILL, running_pod=PodRecord(uid=uid), kill=kill)
+            return build.update(UpdateType.KILL, PodRecord(uid=uid), kill)
         case _:
-            return Update(type=UpdateType(what), pod=pod_with(uid), kill=kill)
+            return build.update(UpdateType(what), pod_with(uid), kill)
 
 
 STARTS = ["create", "update", "sync"]

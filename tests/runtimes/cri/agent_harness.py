@@ -51,8 +51,8 @@ class AgentHarness(ApiPods):
         self.node = node
         self.proxy = proxy
         self.monitor = monitor
-        self._ledger = root / "call_log"
-        self._ledger.mkdir(exist_ok=True)
+        self._markers = root / "markers"
+        self._markers.mkdir(exist_ok=True)
         self._agent = agent
 
     # Actions.
@@ -63,12 +63,12 @@ class AgentHarness(ApiPods):
             self.create_pod(
                 name,
                 {
-                    "command": ["sh", "-c", f"echo start >> /call_log/{name}; {script}"],
-                    "volumeMounts": [{"name": "call_log", "mountPath": "/call_log"}],
+                    "command": ["sh", "-c", f"echo start >> /markers/{name}; {script}"],
+                    "volumeMounts": [{"name": "markers", "mountPath": "/markers"}],
                 },
                 restartPolicy=restart_policy,
                 terminationGracePeriodSeconds=grace_seconds,
-                volumes=[{"name": "call_log", "hostPath": {"path": str(self._ledger)}}],
+                volumes=[{"name": "markers", "hostPath": {"path": str(self._markers)}}],
             )
 
     # Observations.
@@ -82,16 +82,16 @@ class AgentHarness(ApiPods):
         return None
 
     def touch(self, name: str) -> None:
-        """Create a file in `/call_log`, where containers see it."""
-        (self._ledger / name).touch()
+        """Create a file in `/markers`, where containers see it."""
+        (self._markers / name).touch()
 
     def has_file(self, name: str) -> bool:
-        """Return whether `/call_log` has a file."""
-        return (self._ledger / name).exists()
+        """Return whether `/markers` has a file."""
+        return (self._markers / name).exists()
 
     def starts(self, name: str) -> int:
         """Return how often the container of a pod started, from its own records."""
-        path = self._ledger / name
+        path = self._markers / name
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     async def until(self, holds: Callable[[str], bool], *names: str, within: float = TIMEOUT_SECONDS) -> None:

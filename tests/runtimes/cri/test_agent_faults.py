@@ -184,7 +184,7 @@ def test_an_exit_that_the_runtime_lost_is_recovered_once(cri_node: CriNode, tmp_
         pytest.skip("only containerd forgets in this way")
 
     async def scenario(agent: AgentHarness) -> None:
-        waits = f"until test -e /call_log/go; do sleep 0.1; done; echo > /call_log/done; {JOB}"
+        waits = f"until test -e /markers/go; do sleep 0.1; done; echo > /markers/done; {JOB}"
         agent.create("job", script=waits, restart_policy="Never")
         await agent.until(agent.is_ready, "job")
         await asyncio.to_thread(cri_node.kill)
