@@ -11,19 +11,16 @@ from msgspec.structs import replace
 from podkeeper.engine.admission import Admission
 from podkeeper.engine.status import StatusManager
 from podkeeper.model.k8s.core import (
-    Container,
     ContainerPort,
     Node,
     NodeStatus,
     Pod,
     PodSecurityContext,
-    PodSpec,
     PodStatus,
-    ResourceRequirements,
     Sysctl,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
-from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, FILE_SOURCE, HTTP_SOURCE, Op, PodUID
+from podkeeper.model.messages import API_SOURCE, FILE_SOURCE, HTTP_SOURCE, Op, PodUID
 from podkeeper.rules.admission.admit import Enforcement, Preempt, Rejection
 from podkeeper.testing.build import container
 from tests.doubles import stand_in
@@ -55,11 +52,9 @@ class Statuses:
         return PodStatus(phase=self.phases[uid]) if uid in self.phases else None
 
 
-def wanting(uid: str, cpu: str = "0", *, port: int = 0, address: str = "", source: str = API_SOURCE) -> Pod:
+def cpu_pod(uid: str, cpu: str = "0", *, port: int = 0, address: str = "", source: str = API_SOURCE) -> Pod:
     ports = (ContainerPort(container_port=1, host_port=port, host_ip=address or None),) if port else None
-    container = Container(name="app", resources=ResourceRequirements(requests={"cpu": cpu}), ports=ports)
-    metadata = ObjectMeta(name=uid, namespace="ns", uid=uid, annotations={CONFIG_SOURCE_ANNOTATION: source})
-    return Pod(metadata=metadata, spec=PodSpec(containers=(container,)))
+    return pod(uid, container(requests={"cpu": cpu}, ports=ports), source=source)
 
 
 def admission(*pods: Pod) -> tuple[Admission, Workers, Statuses]:
@@ -75,93 +70,93 @@ def reason(verdict: Rejection | Preempt | None) -> str:
 
 
 def test_a_terminated_pod_makes_room_without_a_notification() -> None:
-    made, workers, _ = admission(wanting("a", "2"))
-    assert reason(made.admit(wanting("b", "1"))) == "OutOfcpu"
+    made, workers, _ = admission(cpu_pod("a", "2"))
+    assert reason(made.admit(cpu_pod("b", "1"))) == "OutOfcpu"
     workers.terminated.add(PodUID("a"))
-    assert made.admit(wanting("b", "1")) is None
+    assert made.admit(cpu_pod("b", "1")) is None
 
 
 def test_a_failed_pod_makes_room() -> None:
-    made, _, statuses = admission(wanting("a", "2"))
+    made, _, statuses = admission(cpu_pod("a", "2"))
     statuses.phases[PodUID("a")] = "Failed"
-    assert made.admit(wanting("b", "1")) is None
+    assert made.admit(cpu_pod("b", "1")) is None
 
 
 def test_a_pod_does_not_conflict_with_itself_and_admit_changes_nothing() -> None:
-    made, _, _ = admission(wanting("a", "2", port=80))
-    assert made.admit(wanting("a", "2", port=80)) is None
-    assert reason(made.admit(wanting("b", port=80))) == "NodePorts"
+    made, _, _ = admission(cpu_pod("a", "2", port=80))
+    assert made.admit(cpu_pod("a", "2", port=80)) is None
+    assert reason(made.admit(cpu_pod("b", port=80))) == "NodePorts"
     assert len(made) == 1
 
 
 def test_an_update_replaces_only_a_counted_pod() -> None:
-    made, _, _ = admission(wanting("a", "2"))
-    made.update(wanting("a", "500m"))
-    made.update(wanting("rejected", "2"))
-    assert made.admit(wanting("b", "1500m")) is None
+    made, _, _ = admission(cpu_pod("a", "2"))
+    made.update(cpu_pod("a", "500m"))
+    made.update(cpu_pod("rejected", "2"))
+    assert made.admit(cpu_pod("b", "1500m")) is None
 
 
 def test_a_forgotten_pod_releases_its_host_ports() -> None:
-    made, _, _ = admission(wanting("a", port=80, address="10.0.0.1"), wanting("b", port=80, address="10.0.0.2"))
+    made, _, _ = admission(cpu_pod("a", port=80, address="10.0.0.1"), cpu_pod("b", port=80, address="10.0.0.2"))
     made.forget(PodUID("a"))
-    assert made.admit(wanting("c", port=80, address="10.0.0.1")) is None
-    assert reason(made.admit(wanting("c", port=80))) == "NodePorts"
+    assert made.admit(cpu_pod("c", port=80, address="10.0.0.1")) is None
+    assert reason(made.admit(cpu_pod("c", port=80))) == "NodePorts"
     made.forget(PodUID("b"))
     made.forget(PodUID("b"))
-    assert made.admit(wanting("c", port=80)) is None
+    assert made.admit(cpu_pod("c", port=80)) is None
 
 
 def test_a_rejection_is_reconsidered_only_if_a_pod_has_finished() -> None:
-    made, workers, _ = admission(wanting("a", "1"), wanting("b", "1"))
-    assert reason(made.admit(wanting("c", "1"))) == "OutOfcpu"
+    made, workers, _ = admission(cpu_pod("a", "1"), cpu_pod("b", "1"))
+    assert reason(made.admit(cpu_pod("c", "1"))) == "OutOfcpu"
     assert len(made) == 2
     workers.terminated.add(PodUID("a"))
-    assert reason(made.admit(wanting("c", "1500m"))) == "OutOfcpu"
+    assert reason(made.admit(cpu_pod("c", "1500m"))) == "OutOfcpu"
     assert len(made) == 1  # the finished pod is no longer counted, but that was not enough
 
 
 def test_a_pod_that_fits_does_not_remove_finished_pods() -> None:
-    made, workers, _ = admission(wanting("a", "1"))
+    made, workers, _ = admission(cpu_pod("a", "1"))
     workers.terminated.add(PodUID("a"))
-    assert made.admit(wanting("b", "1")) is None
+    assert made.admit(cpu_pod("b", "1")) is None
     assert len(made) == 1
 
 
 def test_a_pod_stays_counted_after_another_verdict_on_it() -> None:
-    made, workers, statuses = admission(wanting("a", "1"), wanting("b", "1"))
+    made, workers, statuses = admission(cpu_pod("a", "1"), cpu_pod("b", "1"))
     statuses.phases[PodUID("a")] = "Failed"
     workers.terminated.add(PodUID("a"))
-    assert reason(made.admit(wanting("a", "3"))) == "OutOfcpu"
+    assert reason(made.admit(cpu_pod("a", "3"))) == "OutOfcpu"
     assert len(made) == 2
     statuses.phases.clear()
     workers.terminated.clear()
-    assert reason(made.admit(wanting("c", "1"))) == "OutOfcpu"
+    assert reason(made.admit(cpu_pod("c", "1"))) == "OutOfcpu"
     made.forget(PodUID("a"))
-    assert made.admit(wanting("c", "1")) is None
-    assert reason(made.admit(wanting("c", "1001m"))) == "OutOfcpu"
+    assert made.admit(cpu_pod("c", "1")) is None
+    assert reason(made.admit(cpu_pod("c", "1001m"))) == "OutOfcpu"
 
 
 def test_a_pod_added_twice_counts_once_with_its_new_version() -> None:
-    made, _, _ = admission(wanting("a", "2"), wanting("a", "500m"))
+    made, _, _ = admission(cpu_pod("a", "2"), cpu_pod("a", "500m"))
     assert len(made) == 1
-    assert made.admit(wanting("b", "1500m")) is None
-    assert reason(made.admit(wanting("b", "1501m"))) == "OutOfcpu"
+    assert made.admit(cpu_pod("b", "1500m")) is None
+    assert reason(made.admit(cpu_pod("b", "1501m"))) == "OutOfcpu"
 
 
 def test_a_rejected_pod_is_not_counted_when_it_changes() -> None:
     made, _, _ = admission()
-    made.update(wanting("rejected", "2"))
+    made.update(cpu_pod("rejected", "2"))
     assert len(made) == 0
 
 
 def test_a_critical_pod_does_not_preempt_itself() -> None:
-    critical, low = wanting("critical", "1", source=FILE_SOURCE), wanting("low", "1")
+    critical, low = cpu_pod("critical", "1", source=FILE_SOURCE), cpu_pod("low", "1")
     made, _, _ = admission(low, critical)
-    assert made.admit(wanting("critical", "2", source=FILE_SOURCE)) == Preempt((low,), "cpu")
+    assert made.admit(cpu_pod("critical", "2", source=FILE_SOURCE)) == Preempt((low,), "cpu")
 
 
 def test_a_pod_that_needs_unenforceable_settings_is_rejected() -> None:
-    unsafe = wanting("a")
+    unsafe = cpu_pod("a")
     sysctls = (Sysctl(name="kernel.msgmax", value="1"),)
     unsafe = replace(unsafe, spec=replace(unsafe.spec, security_context=PodSecurityContext(sysctls=sysctls)))
     for enforcement, expected in (
@@ -190,7 +185,7 @@ def test_the_verdict_is_the_same_as_checking_all_active_pods(steps: list[tuple[s
     made, workers, statuses = admission()
     expected: dict[str, Pod] = {}
     for step, uid, cpu, port, address, source in steps:
-        each = wanting(uid, cpu, port=port, address=address, source=source)
+        each = cpu_pod(uid, cpu, port=port, address=address, source=source)
         match step:
             case "come" if uid not in workers.terminated and PodUID(uid) not in statuses.phases:
                 verdict = made.admit(each)

@@ -6,16 +6,16 @@ from datetime import timedelta
 
 from podkeeper.engine.backoff import DurableBackoff
 from podkeeper.engine.checkpoints import Checkpoints
-from podkeeper.model.k8s.core import Container, Pod
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import Container
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.backoff.table import DEFAULT_CURVE, BackoffTable, Curve
+from podkeeper.testing import build
 from podkeeper.testing.fakes import FakeJournal
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 
 UID = PodUID("u1")
-POD = Pod(metadata=ObjectMeta(name="web", namespace="prod", uid=UID))
+POD = build.pod("web", namespace="prod", uid=UID)
 APP = Container(name="app", image="app:v1")
 IMAGE = "app:v1"
 
@@ -255,7 +255,7 @@ def test_settling_waits_for_the_checkpoint_of_this_pod() -> None:
 
 def test_a_restart_keeps_the_checkpoints_of_all_pods() -> None:
     async def scenario(node: Node) -> None:
-        other = Pod(metadata=ObjectMeta(name="db", namespace="prod", uid="u2"))
+        other = build.pod("db", namespace="prod", uid="u2")
         for each in (POD, other):
             node.backoff.pull_failed(each, IMAGE, "ErrImagePull: no", DEFAULT_CURVE)
         node.restart()

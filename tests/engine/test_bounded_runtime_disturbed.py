@@ -10,11 +10,10 @@ import pytest
 
 from podkeeper.engine.bounded_runtime import BoundedRuntime, CallLimits
 from podkeeper.model.errors import RuntimeUnavailable
-from podkeeper.model.k8s.core import Pod
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime_calls import SandboxConfig
 from podkeeper.runtimes.fake import FakeRuntime
+from podkeeper.testing import build
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
@@ -98,7 +97,7 @@ class Setup:
 
 
 def sandbox(name: str) -> SandboxConfig:
-    return SandboxConfig(pod=Pod(metadata=ObjectMeta(name=name, namespace="ns", uid=f"uid-{name}")), attempt=0)
+    return SandboxConfig(pod=build.pod(name, namespace="ns", uid=f"uid-{name}"), attempt=0)
 
 
 @asynccontextmanager

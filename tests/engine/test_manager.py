@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from podkeeper.engine.manager import PodManager
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.rules.static.mirror import PodAndMirror, full_name, is_mirror_pod
 from podkeeper.testing import build
@@ -34,7 +33,7 @@ def test_a_pod_is_found_by_uid_and_by_full_name() -> None:
 
 
 def test_a_pod_without_a_uid_is_found_under_an_empty_one() -> None:
-    without_uid = Pod(metadata=ObjectMeta(name="web", namespace="ns"))
+    without_uid = build.pod("web", namespace="ns", uid="")
     known = manager(without_uid)
     assert known.pod_by_uid(PodUID("")) is without_uid
     known.remove(without_uid)

@@ -431,9 +431,7 @@ def test_pods_are_counted_as_of_the_last_housekeeping() -> None:
 
 def test_the_published_phase_of_a_pod_without_a_uid_counts() -> None:
     metrics = Metrics()
-    metrics.pods_cleaned_up(
-        cleanup_input(Pod(metadata=ObjectMeta(name="web"), spec=PodSpec()), phase="Failed"), NO_PLAN
-    )
+    metrics.pods_cleaned_up(cleanup_input(build.pod("web", namespace="", uid=""), phase="Failed"), NO_PLAN)
     assert totals(samples(metrics)) == {"kubelet_desired_pods{static=}": 1}
 
 

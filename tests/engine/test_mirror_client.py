@@ -13,7 +13,6 @@ from podkeeper.engine.manager import PodManager
 from podkeeper.engine.mirror_client import MirrorClient
 from podkeeper.model.errors import AlreadyExists, ApiUnavailable, Conflict, NotFound
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import (
     API_SOURCE,
     CONFIG_MIRROR_ANNOTATION,
@@ -236,7 +235,7 @@ def test_the_backoff_starts_again_for_the_next_ensure() -> None:
 def test_an_api_pod_gets_no_mirror_pod() -> None:
     async def scenario(harness: Harness) -> list[str]:
         annotations = {CONFIG_SOURCE_ANNOTATION: "api"}
-        web = Pod(metadata=ObjectMeta(name="web", namespace="ns", uid="web", annotations=annotations))
+        web = build.pod("web", namespace="ns", uid="web", annotations=annotations)
         harness.has(web)
         await harness.client.ensure(web, None)
         await asyncio.sleep(1)

@@ -9,10 +9,10 @@ import pytest
 from podkeeper.engine.orphans import MAX_CALLS, RECHECK_SECONDS, OrphanCheck
 from podkeeper.model.errors import ApiUnavailable, NotFound
 from podkeeper.model.k8s.core import Pod
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.api import K
+from podkeeper.testing import build
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.violations import violation
@@ -43,7 +43,7 @@ class Node:
         self.hurried += 1
 
     def put(self, name: str, uid: str = "") -> None:
-        self.api.put(Pod(metadata=ObjectMeta(name=name, namespace="default", uid=uid or f"uid-{name}")))
+        self.api.put(build.pod(name, namespace="default", uid=uid or f"uid-{name}"))
 
     @property
     def gets(self) -> int:
@@ -140,7 +140,7 @@ class Api:
             raise self.error
         if name not in self.has:
             raise NotFound(name)
-        return cast("K", Pod(metadata=ObjectMeta(name=name, namespace=namespace, uid=self.has[name])))
+        return cast("K", build.pod(name, namespace=namespace, uid=self.has[name]))
 
 
 class Checking:

@@ -15,12 +15,9 @@ from podkeeper.model.k8s.core import (
     ExecAction,
     GRPCAction,
     HTTPGetAction,
-    Pod,
-    PodSpec,
     Probe,
     TCPSocketAction,
 )
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import ProbeKind
 from podkeeper.model.probing import (
     CommandEnd,
@@ -34,6 +31,7 @@ from podkeeper.model.probing import (
 )
 from podkeeper.rules.probe.report import ProbeOutcome, Report
 from podkeeper.rules.probe.worker import Target
+from podkeeper.testing import build
 
 
 class Node:
@@ -69,7 +67,7 @@ def execute(probe: Probe, node: Node) -> Report:
         ports=(ContainerPort(container_port=8080, name="main"),),
         liveness_probe=probe,
     )
-    pod = Pod(metadata=ObjectMeta(name="web", namespace="ns", uid="u1"), spec=PodSpec(containers=(web,)))
+    pod = build.pod("web", web, namespace="ns", uid="u1")
     executor = ProbeExecutor(runtime=node, prober=node, version="1.36")
     return asyncio.run(executor.execute(pod, Target(web, ProbeKind.LIVENESS, probe), "10.0.0.1", "fake://c1"))
 

@@ -7,12 +7,11 @@ import pytest
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.static_conflicts import StaticConflicts
 from podkeeper.model.errors import TryLater
-from podkeeper.model.k8s.core import Pod, PodSpec
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
+from podkeeper.testing import build
 from tests.violations import violation
 
-STATIC = Pod(metadata=ObjectMeta(name="web-n1", namespace="default", uid="new"))
+STATIC = build.pod("web-n1", namespace="default", uid="new")
 READY = (SandboxRecord(id="s1", ready=True),)
 RUNNING = (ContainerRecord(id="c1", name="app", state=RecordState.RUNNING),)
 
@@ -49,7 +48,7 @@ def stopped(*records: PodRecord, desired: frozenset[str] = frozenset(), error: T
 
     pods = PodManager()
     for uid in desired:
-        pods.update(Pod(metadata=ObjectMeta(name=uid, namespace="ns", uid=uid), spec=PodSpec()))
+        pods.update(build.pod(uid, namespace="ns", uid=uid))
     asyncio.run(StaticConflicts(runtime=Runtime(records, error), kill=kill, pods=pods).resolve(STATIC))
     return killed
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.static_conflicts import StaticConflicts
 from podkeeper.model.errors import RuntimeUnavailable
-from podkeeper.model.k8s.core import Pod, PodSpec
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import FILE_SOURCE, PodUID
 from podkeeper.model.runtime import PodRecord, RecordState
+from podkeeper.testing import build
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
@@ -54,7 +53,7 @@ async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
         runtime.put(uid, RUNNING)
     made = Harness(runtime)
     pods = PodManager()
-    pods.update(Pod(metadata=ObjectMeta(name="desired", namespace="ns", uid=DESIRED), spec=PodSpec()))
+    pods.update(build.pod("desired", namespace="ns", uid=DESIRED))
     made.static_conflicts = StaticConflicts(
         runtime=calls.watch("runtime", runtime),
         kill=calls.watch("stopper", made, {"kill": (RuntimeUnavailable,)}).kill,

@@ -30,7 +30,6 @@ from podkeeper.model.k8s.core import (
     PodCondition,
     PodStatus,
 )
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import (
     CONFIG_SOURCE_ANNOTATION,
     Op,
@@ -866,7 +865,7 @@ def test_without_an_api_everything_but_sending_works() -> None:
 
 def test_a_pod_without_a_uid_is_rejected() -> None:
     async def scenario() -> None:
-        without_uid = Pod(metadata=ObjectMeta(name="web", namespace="ns"))
+        without_uid = build.pod("web", namespace="ns", uid="")
         node = Node()
         for call in (
             lambda: node.manager.set_pod_status(without_uid, status()),

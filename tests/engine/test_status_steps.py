@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from podkeeper.engine.manager import PodManager, Translations
 from podkeeper.model.errors import ApiUnavailable, BadInput
 from podkeeper.model.k8s.core import ContainerState, ContainerStateWaiting, Pod, PodCondition, PodStatus
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import PodUID
 from podkeeper.model.pods import uid_of
 from podkeeper.rules.status.publish import CachedStatus, aligned_with, snapshot_of
+from podkeeper.testing import build
 from podkeeper.testing.virtual_time import BEGINNING, simulate
 from tests.engine.test_status import FakeJournal, Hooks, Node, container_status, pod, status
 
@@ -630,7 +630,7 @@ def test_forget_rejection(of: Pod, new: PodStatus | None, forgotten: bool, resta
 def test_the_rejection_of_a_pod_without_a_uid_cannot_be_forgotten() -> None:
     async def scenario() -> None:
         with pytest.raises(BadInput, match=r"metadata\.uid: Required value: cannot store the status of pod ns/dns"):
-            Node().manager.forget_rejection(Pod(metadata=ObjectMeta(name="dns", namespace="ns")))
+            Node().manager.forget_rejection(build.pod("dns", namespace="ns", uid=""))
 
     simulate(scenario())
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from podkeeper.engine.storage import PodStorage
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Pod, PodStatus
-from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import (
     ALL_SOURCES,
     CONFIG_FIRST_SEEN_ANNOTATION,
@@ -180,7 +179,7 @@ def test_an_invalid_change_stores_and_emits_nothing() -> None:
     listener = Listener()
     listener.merge(Op.SET, "api", pod("web"))
     before = listener.storage.merged_state()
-    without_uid = Pod(metadata=ObjectMeta(name="web", namespace="ns"))
+    without_uid = build.pod("web", namespace="ns", uid="")
     with pytest.raises(BadInput, match="cannot merge pod web_ns from file without a uid"):
         listener.merge(Op.SET, "file", pod("good"), without_uid)
     assert (listener.storage.merged_state(), listener.updates) == (before, [])

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podkeeper.model.k8s.core import Container, Pod
-from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.k8s.core import Container
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.backoff.checkpoint import decode_checkpoint, encode_checkpoint, time_away
@@ -22,9 +21,10 @@ from podkeeper.rules.backoff.table import (
     SeenExit,
     steady,
 )
+from podkeeper.testing import build
 
 UID = PodUID("u1")
-POD = Pod(metadata=ObjectMeta(name="web", namespace="prod", uid=UID))
+POD = build.pod("web", namespace="prod", uid=UID)
 APP = Container(name="app", image="app:v1")
 WALL = datetime(2026, 1, 1, tzinfo=UTC)
 UPTIME = 5000.0  # when the checkpoint is written

@@ -25,9 +25,10 @@ from podkeeper.rules.backoff.table import (
     restart_key,
     steady,
 )
+from podkeeper.testing import build
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
-POD = Pod(metadata=ObjectMeta(name="web", namespace="prod", uid="u1"))
+POD = build.pod("web", namespace="prod", uid="u1")
 APP = Container(name="app", image="registry.example/app:v1")
 
 
@@ -163,9 +164,9 @@ CHANGES = {
     "other resources": (
         POD, Container(name="app", image=APP.image, resources=ResourceRequirements(limits={"cpu": "1"}))),
     "another container": (POD, Container(name="other", image=APP.image)),
-    "another pod of the same name": (Pod(metadata=ObjectMeta(name="web", namespace="prod", uid="u2")), APP),
-    "another namespace": (Pod(metadata=ObjectMeta(name="web", namespace="test", uid="u1")), APP),
-    "another name": (Pod(metadata=ObjectMeta(name="db", namespace="prod", uid="u1")), APP),
+    "another pod of the same name": (build.pod("web", namespace="prod", uid="u2"), APP),
+    "another namespace": (build.pod("web", namespace="test", uid="u1"), APP),
+    "another name": (build.pod("db", namespace="prod", uid="u1"), APP),
 }  # fmt: skip
 
 

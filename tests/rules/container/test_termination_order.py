@@ -7,19 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podkeeper.model.k8s.core import Container, PodSpec
+from podkeeper.model.k8s.core import PodSpec
 from podkeeper.rules.container.restart import is_sidecar
 from podkeeper.rules.container.termination_order import TerminationOrder, termination_order
+from podkeeper.testing.build import container, pod
 
 
 def spec(init: str = "", apps: str = "ab") -> PodSpec:
-    """Containers by letter; a capital letter is a sidecar."""
-    return PodSpec(
-        init_containers=tuple(
-            Container(name=each, restart_policy="Always" if each.isupper() else None) for each in init
-        ),
-        containers=tuple(Container(name=each) for each in apps),
-    )
+    """Return containers by letter. A capital letter is a sidecar."""
+    inits = tuple(container(each, sidecar=each.isupper()) for each in init)
+    return pod(init=inits, spec={"containers": tuple(container(each) for each in apps)}).spec
 
 
 CASES = {
