@@ -84,7 +84,7 @@ class LoopRuntime:
         return PodRecord(uid=uid, name=uid, namespace="ns", sandboxes=sandboxes)
 
 
-class FakeCache:
+class LoopCache:
     """Return the state of the fake runtime."""
 
     def __init__(self, runtime: LoopRuntime) -> None:
@@ -97,7 +97,7 @@ class FakeCache:
         return self._runtime.record(uid)
 
 
-class FakeSyncer:
+class LoopSyncer:
     """Starts and stops pods in the fake runtime, and logs each call with its time."""
 
     def __init__(self, runtime: LoopRuntime) -> None:
@@ -174,7 +174,7 @@ class FakeProbes:
         self.kept = frozenset(uids)
 
 
-class FakeMirrors:
+class LoopMirrors:
     def __init__(self) -> None:
         self.deleted: list[str] = []
 
@@ -252,14 +252,14 @@ class LoopHarness:
     ) -> None:
         self.clock = VirtualClock()
         self.runtime, self.host = LoopRuntime(), FakeHost()
-        self.status, self.probes, self.mirrors = FakeStatuses(), FakeProbes(), FakeMirrors()
+        self.status, self.probes, self.mirrors = FakeStatuses(), FakeProbes(), LoopMirrors()
         self.events: list[PodEvent] = []
         self.collected: list[tuple[str, str, bool]] = []
-        self.pods, self.syncer = PodManager(), FakeSyncer(self.runtime)
+        self.pods, self.syncer = PodManager(), LoopSyncer(self.runtime)
         self.inbox = LoopInbox(clock=self.clock)
         self.workers = PodWorkers(
             syncer=stand_in(PodSyncer, self.syncer),
-            cache=stand_in(PodCache, FakeCache(self.runtime)),
+            cache=stand_in(PodCache, LoopCache(self.runtime)),
             enqueue=self.inbox.enqueue,
             record=lambda event, _: self.events.append(event),
             clock=self.clock,

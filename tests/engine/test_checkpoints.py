@@ -1,53 +1,16 @@
 """Checkpoints: values that survive a restart, and waiting until they are durable."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable
 
 from podkeeper.engine.checkpoints import Checkpoints
-from podkeeper.model.errors import TryLater
 from podkeeper.testing.virtual_time import simulate
-
-
-@dataclass
-class FakeJournal:
-    """A dictionary. Each sync takes the next number of `syncs` as seconds. None: the sync fails."""
-
-    values: dict[str, bytes] = field(default_factory=dict)
-    syncs: list[float | None] = field(default_factory=list)
-    begun: int = 0
-    durable: dict[str, bytes] = field(default_factory=dict)
-
-    def load(self) -> Mapping[str, bytes]:
-        return dict(self.values)
-
-    def put(self, key: str, value: bytes) -> None:
-        self.values[key] = value
-
-    def drop(self, key: str) -> None:
-        self.values.pop(key, None)
-
-    bug: bool = False
-    purges: int = 0
-
-    def purge(self) -> None:
-        self.purges += 1
-
-    async def sync(self) -> None:
-        if self.bug:
-            raise ZeroDivisionError
-        seconds = self.syncs[self.begun] if self.begun < len(self.syncs) else 0.25
-        self.begun += 1
-        writing = dict(self.values)
-        await asyncio.sleep(seconds or 0)
-        if seconds is None:
-            raise TryLater("cannot write: the disk is full")
-        self.durable = writing
+from tests.engine.scripted_journal import ScriptedJournal
 
 
 def test_a_purge_is_settled_with_the_next_sync() -> None:
     async def scenario() -> None:
-        journal = FakeJournal()
+        journal = ScriptedJournal()
         checkpoints = Checkpoints(journal, "x/")
         checkpoints.purge()
         assert (journal.purges, journal.begun) == (1, 0)
@@ -60,7 +23,7 @@ def test_a_purge_is_settled_with_the_next_sync() -> None:
 
 def test_old_values_are_returned_once_and_stay_in_the_journal() -> None:
     async def scenario() -> None:
-        journal = FakeJournal({"status/a": b"1", "status/b": b"2", "else/a": b"3"})
+        journal = ScriptedJournal({"status/a": b"1", "status/b": b"2", "else/a": b"3"})
         checkpoints = Checkpoints(journal, "status/")
         assert sorted(checkpoints.old_keys()) == ["a", "b"]
         assert [checkpoints.take("a"), checkpoints.take("a"), checkpoints.take("c")] == [b"1", None, None]
@@ -74,7 +37,7 @@ def test_old_values_are_returned_once_and_stay_in_the_journal() -> None:
 
 def test_concurrent_callers_share_a_sync() -> None:
     async def scenario() -> None:
-        journal = FakeJournal()
+        journal = ScriptedJournal()
         checkpoints = Checkpoints(journal, "n/")
 
         async def write(key: str, at: float) -> None:
@@ -95,7 +58,7 @@ def test_concurrent_callers_share_a_sync() -> None:
 
 def test_settling_a_durable_or_unknown_key_or_without_a_journal_does_not_wait() -> None:
     async def scenario() -> None:
-        checkpoints, without = Checkpoints(FakeJournal(), "n/"), Checkpoints(None, "n/")
+        checkpoints, without = Checkpoints(ScriptedJournal(), "n/"), Checkpoints(None, "n/")
         checkpoints.write("a", b"")
         without.write("a", b"")
         await checkpoints.settle()
@@ -110,7 +73,7 @@ def test_settling_a_durable_or_unknown_key_or_without_a_journal_does_not_wait() 
 
 def test_a_hung_disk_delays_settling_until_the_timeout_and_is_retried() -> None:
     async def scenario() -> None:
-        journal = FakeJournal(syncs=[1e6, None])
+        journal = ScriptedJournal(syncs=[1e6, None])
         checkpoints = Checkpoints(journal, "n/")
         for key, seconds in (("a", 1.0), ("b", 1.0)):  # hangs, then fails
             checkpoints.write(key, b"")
@@ -128,7 +91,7 @@ def test_a_hung_disk_delays_settling_until_the_timeout_and_is_retried() -> None:
 
 def test_another_caller_syncs_if_the_first_one_is_cancelled() -> None:
     async def scenario() -> None:
-        journal = FakeJournal()
+        journal = ScriptedJournal()
         checkpoints = Checkpoints(journal, "n/")
         checkpoints.write("a", b"")
         async with asyncio.TaskGroup() as group:
@@ -156,7 +119,7 @@ async def seconds_of(waiting: Awaitable[None]) -> float:
 
 def test_a_write_is_durable_after_a_sync_that_started_after_it() -> None:
     async def scenario() -> None:
-        journal = FakeJournal()
+        journal = ScriptedJournal()
         checkpoints = Checkpoints(journal, "n/")
         assert durable(checkpoints, "a", "b") == [True, True]  # no write could be lost
         checkpoints.write("a", b"1")
@@ -177,7 +140,7 @@ def test_a_write_is_durable_after_a_sync_that_started_after_it() -> None:
 
 def test_settling_waits_only_for_its_own_key() -> None:
     async def scenario() -> list[float]:
-        checkpoints = Checkpoints(FakeJournal(syncs=[0.25, 0.5]), "n/")
+        checkpoints = Checkpoints(ScriptedJournal(syncs=[0.25, 0.5]), "n/")
         checkpoints.write("a", b"")
         async with asyncio.TaskGroup() as group:
             waits = [group.create_task(seconds_of(checkpoints.settle("a")))]
@@ -191,7 +154,7 @@ def test_settling_waits_only_for_its_own_key() -> None:
 
 def test_settling_a_dropped_key_does_not_wait() -> None:
     async def scenario() -> None:
-        journal = FakeJournal({"n/old": b"1"})
+        journal = ScriptedJournal({"n/old": b"1"})
         checkpoints = Checkpoints(journal, "n/")
         checkpoints.write("a", b"1")
         await checkpoints.settle()
@@ -213,7 +176,7 @@ def test_settling_a_dropped_key_does_not_wait() -> None:
 
 def test_try_again_does_not_sync_during_a_sync_or_without_need() -> None:
     async def scenario() -> None:
-        journal = FakeJournal(syncs=[0.5, 0.5])
+        journal = ScriptedJournal(syncs=[0.5, 0.5])
         checkpoints = Checkpoints(journal, "n/")
         assert await seconds_of(checkpoints.try_again()) == 0
         checkpoints.write("a", b"")
@@ -233,7 +196,11 @@ def test_try_again_does_not_sync_during_a_sync_or_without_need() -> None:
 def test_a_failed_sync_delays_a_caller_once_and_is_retried() -> None:
     async def scenario() -> list[object]:
         found: list[object] = []
-        for journal in (FakeJournal(syncs=[1e6, 1e6]), FakeJournal(syncs=[None, None]), FakeJournal(bug=True)):
+        for journal in (
+            ScriptedJournal(syncs=[1e6, 1e6]),
+            ScriptedJournal(syncs=[None, None]),
+            ScriptedJournal(bug=True),
+        ):
             checkpoints = Checkpoints(journal, "n/")
             checkpoints.write("a", b"")
             waits = [await seconds_of(checkpoints.settle("a")) for _ in range(2)]

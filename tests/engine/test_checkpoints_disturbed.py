@@ -9,13 +9,13 @@ from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
-from tests.engine.test_checkpoints import FakeJournal
+from tests.engine.scripted_journal import ScriptedJournal
 
 
 @dataclass
 class Harness:
     checkpoints: Checkpoints
-    journal: FakeJournal
+    journal: ScriptedJournal
     settled_early: list[str] = field(default_factory=list)
 
     async def write(self, key: str, value: bytes) -> None:
@@ -46,7 +46,7 @@ class Harness:
 
 @asynccontextmanager
 async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
-    journal = FakeJournal({"n/old": b"1"}, durable={"n/old": b"1"})
+    journal = ScriptedJournal({"n/old": b"1"}, durable={"n/old": b"1"})
     yield Harness(Checkpoints(calls.watch("journal", journal), "n/"), journal)
 
 

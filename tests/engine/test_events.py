@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar, cast
 
-import msgspec
 import pytest
 
 from podkeeper.engine.api_sender import ApiSender
@@ -23,11 +22,12 @@ from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.model.wire import JSONObject, Wire
 from podkeeper.rules.events import EventLimits, RecordedEvent
-from podkeeper.rules.patch.strategic import apply
 from podkeeper.testing import build
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
 from tests.doubles import stand_in
+from tests.engine.fake_api import FakeApi, patched
+from tests.engine.recording_sender import RecordingSender
 from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
@@ -41,7 +41,7 @@ def event(message: str = "Container started", *, type_: EventType = EventType.NO
 
 
 @dataclass
-class FakeApi:
+class EventsApi(FakeApi):
     """Events in the API. `fail_before` is called before a call takes effect, `fail_after` after it."""
 
     events: dict[str, Event] = field(default_factory=dict)
@@ -73,24 +73,8 @@ class FakeApi:
         async with self.call("patch", name):
             if name not in self.events or self.events[name].metadata.namespace != namespace:
                 raise NotFound(f"cannot patch {name}: there is none")
-            old = msgspec.json.decode(msgspec.json.encode(self.events[name]))
-            patched = msgspec.convert(apply(old, patch, "v1/Event"), Event)
-            self.events[name] = patched
-            return cast(K, patched)
-
-    async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        raise violation("events have no status")
-
-    async def delete(
-        self,
-        kind: type[K],
-        name: str,
-        namespace: str = "",
-        *,
-        grace_seconds: int | None = None,
-        uid: str | None = None,
-    ) -> None:
-        raise violation("a recorder deletes nothing")
+            found = self.events[name] = patched(self.events[name], patch)
+            return cast(K, found)
 
     def shown(self) -> list[tuple[str, int | None, str | None]]:
         """Return (pod, count, message) of all events, in the order of their names."""
@@ -98,7 +82,7 @@ class FakeApi:
         return [(each.involved_object.name or "", each.count, each.message) for each in found]
 
 
-class Harness:
+class EventsHarness:
     """A recorder with a fake API."""
 
     def __init__(
@@ -109,7 +93,7 @@ class Harness:
         calls: PortCalls | None = None,
         clock: VirtualClock | None = None,
     ) -> None:
-        self.api = FakeApi()
+        self.api = EventsApi()
         self.clock = clock or VirtualClock()
         known = {PodUID(each.metadata.uid or ""): each for each in pods}
         self.recorder = EventRecorder(
@@ -151,7 +135,7 @@ FIRST_STAMP = int(BEGINNING.timestamp()) * 10**9
 
 def test_an_event_is_created_and_its_repetitions_are_counted() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
         async with harness.running():
             for _ in range(3):
                 harness.recorder.record(event(), WEB)
@@ -188,7 +172,7 @@ def test_an_event_is_created_and_its_repetitions_are_counted() -> None:
 
 def test_different_events_of_one_instant_have_different_names() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
         async with harness.running():
             for number in range(5):
                 harness.recorder.record(event(str(number)), WEB)
@@ -200,7 +184,7 @@ def test_different_events_of_one_instant_have_different_names() -> None:
 
 def test_similar_events_are_aggregated() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
         async with harness.running():
             for number in range(12):
                 harness.recorder.record(event(str(number)), WEB)
@@ -224,7 +208,7 @@ def test_an_event_refers_to_its_object(
     what: PodEvent, about: Pod | PodRecord | ObjectReference | None, expected: tuple[str | None, str | None]
 ) -> None:
     async def scenario() -> None:
-        harness = Harness(WEB)
+        harness = EventsHarness(WEB)
         harness.recorder.record(what, about)
         await harness.recorder.flush()
         (made,) = harness.api.events.values()
@@ -235,7 +219,7 @@ def test_an_event_refers_to_its_object(
 
 def test_events_of_pods_are_in_their_history_and_events_of_the_node_name_it() -> None:
     async def scenario() -> None:
-        clock, api = VirtualClock(), FakeApi()
+        clock, api = VirtualClock(), EventsApi()
         history = PodHistory(clock=clock)
         recorder = EventRecorder(
             api=api, node_name="node-1", clock=clock, sender=ApiSender(clock=clock, what="event"), history=history
@@ -256,7 +240,7 @@ def test_events_of_pods_are_in_their_history_and_events_of_the_node_name_it() ->
 
 def test_an_event_of_an_unknown_pod_is_stored_but_not_written(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
         harness.recorder.record(event(uid="uid-gone"))
         await harness.recorder.flush()
         assert harness.api.events == {}
@@ -268,7 +252,7 @@ def test_an_event_of_an_unknown_pod_is_stored_but_not_written(caplog: pytest.Log
 
 def test_an_invalid_event_or_object_is_dropped_without_an_error() -> None:
     async def scenario() -> None:
-        harness = Harness(WEB)
+        harness = EventsHarness(WEB)
         for wrong in (None, "text", object(), PodEvent(cast(EventType, "Odd"), "", "", "uid-web")):
             harness.recorder.record(cast(PodEvent, wrong), WEB)
             harness.recorder.record(event(), cast(Pod, wrong))
@@ -284,24 +268,9 @@ def test_an_invalid_event_or_object_is_dropped_without_an_error() -> None:
 # Offers to the sender.
 
 
-@dataclass
-class FakeSender:
-    """Records offers. It sends only drained keys."""
-
-    offers: list[tuple[EventKey, Hashable, bool, bool]] = field(default_factory=list)  # the flags: urgent, at once
-    drained: list[EventKey] = field(default_factory=list)
-
-    def offer(self, key: EventKey, target: Hashable, *, urgent: bool = False, at_once: bool = False) -> None:
-        self.offers.append((key, target, urgent, at_once))
-
-    async def run(self, send: Callable[[EventKey], Awaitable[None]]) -> None:
-        raise violation("these tests only drain")
-
-    async def drain(self, keys: Iterable[EventKey], send: Callable[[EventKey], Awaitable[None]]) -> None:
-        self.drained = list(keys)
-        for key in self.drained:
-            await send(key)
-            await send(key)  # a second call for a key that has nothing left to write
+def sends_twice() -> RecordingSender[EventKey]:
+    """Return a sender that calls twice for each key. The second call has nothing left to write."""
+    return RecordingSender(times=2)
 
 
 def key_of(name: str, number: int = 0) -> EventKey:
@@ -311,7 +280,7 @@ def key_of(name: str, number: int = 0) -> EventKey:
 
 def test_each_event_is_its_own_target_and_only_warnings_are_urgent() -> None:
     async def scenario() -> None:
-        sender, api = FakeSender(), FakeApi()
+        sender, api = sends_twice(), EventsApi()
         recorder = EventRecorder(api=api, node_name="node-1", clock=VirtualClock(), sender=stand_in(ApiSender, sender))
         recorder.record(event("a"), WEB)
         recorder.record(event("b", type_=EventType.WARNING), WEB)
@@ -332,7 +301,7 @@ def test_each_event_is_its_own_target_and_only_warnings_are_urgent() -> None:
 @pytest.mark.parametrize("api", [False, True], ids=["without an API", "with an API"])
 def test_events_above_the_pending_limit_are_dropped_and_counted(api: bool) -> None:
     async def scenario() -> None:
-        harness = Harness(api=api, pending=2)
+        harness = EventsHarness(api=api, pending=2)
         dropped = []
         for name in ("a", "b", "a", "c", "b", "d"):
             harness.recorder.record(event(), pod(name))
@@ -347,7 +316,10 @@ def test_events_above_the_pending_limit_are_dropped_and_counted(api: bool) -> No
 def test_by_default_4096_events_can_be_pending_and_32_of_a_pod_are_stored() -> None:
     async def scenario() -> None:
         recorder = EventRecorder(
-            api=FakeApi(), node_name="node-1", clock=VirtualClock(), sender=stand_in(ApiSender, FakeSender())
+            api=EventsApi(),
+            node_name="node-1",
+            clock=VirtualClock(),
+            sender=stand_in(ApiSender, sends_twice()),
         )
         for number in range(4096):
             recorder.record(event(), ObjectReference(kind="Pod", name=f"p{number}"))
@@ -366,10 +338,14 @@ def test_an_event_above_the_rate_limit_is_stored_and_counted_but_not_written(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
-        api, clock = FakeApi(), VirtualClock()
+        api, clock = EventsApi(), VirtualClock()
         limits = EventLimits(burst=2, refill_seconds=60)
         recorder = EventRecorder(
-            api=api, node_name="node-1", clock=clock, sender=stand_in(ApiSender, FakeSender()), limits=limits
+            api=api,
+            node_name="node-1",
+            clock=clock,
+            sender=stand_in(ApiSender, sends_twice()),
+            limits=limits,
         )
         for _ in range(4):
             recorder.record(event(), WEB)
@@ -387,7 +363,7 @@ def test_an_event_above_the_rate_limit_is_stored_and_counted_but_not_written(
 
 def test_event_names_have_unique_timestamps_even_if_the_wall_clock_is_set_back() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
         for number, (sleep, jump) in enumerate(((0, 0), (0, 0), (0, -10), (0.000001, 10), (1, 0))):
             await asyncio.sleep(sleep)
             harness.clock.jump(jump)
@@ -401,7 +377,7 @@ def test_event_names_have_unique_timestamps_even_if_the_wall_clock_is_set_back()
 
 def test_event_names_start_at_one_if_the_wall_clock_was_never_set() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
         harness.clock.jump(-BEGINNING.timestamp())
         for number in range(2):
             harness.recorder.record(event(str(number)), WEB)
@@ -413,7 +389,7 @@ def test_event_names_start_at_one_if_the_wall_clock_was_never_set() -> None:
 
 def test_an_event_that_is_flushed_during_its_write_is_written_once() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
         async with harness.writing():
             flushing = asyncio.ensure_future(harness.recorder.flush())
             await asyncio.sleep(0.1)
@@ -428,7 +404,7 @@ def test_an_event_that_is_flushed_during_its_write_is_written_once() -> None:
 
 def test_an_event_is_stored_under_its_own_uid_or_that_of_its_object() -> None:
     async def scenario() -> None:
-        harness = Harness(WEB)
+        harness = EventsHarness(WEB)
         harness.recorder.record(event("0"), WEB)
         harness.recorder.record(event("1", uid="uid-other"), WEB)
         harness.recorder.record(event("2"), ObjectReference(kind="Node", name="node-1"))
@@ -453,7 +429,7 @@ def test_an_event_is_stored_under_its_own_uid_or_that_of_its_object() -> None:
 
 def test_a_repeated_event_is_stored_with_its_first_and_last_time() -> None:
     async def scenario() -> None:
-        harness = Harness(WEB)
+        harness = EventsHarness(WEB)
         for _ in range(3):
             harness.recorder.record(event(), WEB)
             await asyncio.sleep(5)
@@ -469,7 +445,7 @@ def test_a_repeated_event_is_stored_with_its_first_and_last_time() -> None:
 @pytest.mark.parametrize("api", [False, True])
 def test_the_last_events_of_each_pod_are_stored_and_counted(api: bool) -> None:
     async def scenario() -> None:
-        harness = Harness(WEB, pod("db"), api=api)
+        harness = EventsHarness(WEB, pod("db"), api=api)
         harness.api.fail_before = unavailable
         async with harness.running():
             for message in ("a", "b", "b", "c", "d", "b"):
@@ -496,7 +472,7 @@ def unavailable(verb: str, name: str) -> None:
 
 def test_after_an_hour_without_the_api_each_event_is_written_once_with_its_count() -> None:
     async def scenario() -> None:
-        harness = Harness(pending=20)
+        harness = EventsHarness(pending=20)
         pods = [pod(f"p{index}") for index in range(30)]
 
         def fail_before(verb: str, name: str) -> None:
@@ -529,7 +505,7 @@ def test_after_an_hour_without_the_api_each_event_is_written_once_with_its_count
 
 def test_an_event_whose_create_call_lost_its_answer_is_written_once() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
 
         def fail_after(verb: str, name: str) -> None:
             if harness.at < 0.1:
@@ -549,7 +525,7 @@ def test_an_event_whose_create_call_lost_its_answer_is_written_once() -> None:
 
 def test_an_expired_event_is_created_again() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
         async with harness.running():
             harness.recorder.record(event(), WEB)
             await asyncio.sleep(3601)
@@ -563,7 +539,7 @@ def test_an_expired_event_is_created_again() -> None:
 
 def test_an_event_that_the_api_rejects_is_dropped() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
 
         def fail_before(verb: str, name: str) -> None:
             raise ApiError("cannot create: the namespace is being terminated")
@@ -586,7 +562,7 @@ def test_an_event_that_the_api_rejects_is_dropped() -> None:
 
 def test_a_repetition_during_the_first_write_is_counted_afterwards() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
         async with harness.writing():
             for _ in range(4):
                 harness.recorder.record(event(), WEB)
@@ -599,7 +575,7 @@ def test_a_repetition_during_the_first_write_is_counted_afterwards() -> None:
 def test_hung_calls_for_some_pods_do_not_delay_the_events_of_others() -> None:
     async def scenario() -> None:
         pods = [pod(f"p{index}") for index in range(100)]
-        harness = Harness(*pods, pending=1000)
+        harness = EventsHarness(*pods, pending=1000)
         harness.api.hung = {"p7"}
         async with harness.running():
             for each in pods:
@@ -617,7 +593,7 @@ def test_hung_calls_for_some_pods_do_not_delay_the_events_of_others() -> None:
 
 def test_flush_writes_all_pending_events() -> None:
     async def scenario() -> None:
-        harness = Harness()
+        harness = EventsHarness()
         harness.api.fail_before = unavailable
         async with harness.running():
             for number in range(9):

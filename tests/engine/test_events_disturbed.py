@@ -13,12 +13,12 @@ from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import FixedJitterClock
-from tests.engine.test_events import WEB, Harness, event
+from tests.engine.test_events import WEB, EventsHarness, event
 
 
 @dataclass
 class Disturbed:
-    base: Harness
+    base: EventsHarness
 
     def record(self, message: str) -> None:
         self.base.recorder.record(event(message), WEB)
@@ -47,7 +47,7 @@ class Disturbed:
 
 @asynccontextmanager
 async def set_up(calls: PortCalls) -> AsyncIterator[Disturbed]:
-    harness = Disturbed(Harness(WEB, calls=calls, clock=FixedJitterClock()))
+    harness = Disturbed(EventsHarness(WEB, calls=calls, clock=FixedJitterClock()))
     async with harness.base.running():
         yield harness
 

@@ -26,7 +26,7 @@ WEB = PodUID("web")
 
 
 @dataclass
-class Harness:
+class EvictionHarness:
     """Fakes of the collaborators of an eviction manager."""
 
     pods: dict[PodUID, Pod]
@@ -74,7 +74,7 @@ class Harness:
 pod = partial(build.pod, uid=WEB)
 
 
-def evicted(harness: Harness, times: int = 1) -> Harness:
+def evicted(harness: EvictionHarness, times: int = 1) -> EvictionHarness:
     """Evict pod web `times` times and wait for the kills."""
 
     async def scenario() -> None:
@@ -88,7 +88,7 @@ def evicted(harness: Harness, times: int = 1) -> Harness:
 
 
 def test_a_pod_over_its_limit_is_killed_with_an_event_and_a_status() -> None:
-    harness = evicted(Harness({WEB: pod()}))
+    harness = evicted(EvictionHarness({WEB: pod()}))
     assert harness.kills == [("web", True, 1, PodStatus(phase="Failed", reason="Evicted", message="too large"))]
     assert harness.events == [PodEvent(EventType.WARNING, "Evicted", "too large", WEB)]
     assert harness.about == [harness.pods[WEB]]
@@ -96,11 +96,11 @@ def test_a_pod_over_its_limit_is_killed_with_an_event_and_a_status() -> None:
 
 
 def test_a_pod_is_killed_once_for_repeated_reports() -> None:
-    assert len(evicted(Harness({WEB: pod()}), times=3).kills) == 1
+    assert len(evicted(EvictionHarness({WEB: pod()}), times=3).kills) == 1
 
 
 def test_a_critical_pod_is_not_evicted_but_recorded_once() -> None:
-    harness = evicted(Harness({WEB: pod(priority=2_000_000_000)}), times=3)
+    harness = evicted(EvictionHarness({WEB: pod(priority=2_000_000_000)}), times=3)
     assert (harness.kills, harness.signals) == ([], [])
     text = "too large Not evicted: critical pods, including all static pods, are never evicted."
     assert harness.events == [PodEvent(EventType.WARNING, "NotEvicted", text, WEB)]
@@ -108,22 +108,22 @@ def test_a_critical_pod_is_not_evicted_but_recorded_once() -> None:
 
 
 def test_an_unknown_pod_is_ignored() -> None:
-    harness = evicted(Harness({}))
+    harness = evicted(EvictionHarness({}))
     assert (harness.kills, harness.events) == ([], [])
 
 
 def test_a_failed_kill_raises_no_error() -> None:
-    harness = evicted(Harness({WEB: pod()}, error=TryLater("cannot kill it")))
+    harness = evicted(EvictionHarness({WEB: pod()}, error=TryLater("cannot kill it")))
     assert (len(harness.kills), [work.exception() for work in harness.work]) == (1, [None])
 
 
 def test_a_terminating_pod_is_not_evicted() -> None:
-    harness = evicted(Harness({WEB: pod()}, terminating={WEB}))
+    harness = evicted(EvictionHarness({WEB: pod()}, terminating={WEB}))
     assert (harness.kills, harness.events, harness.signals) == ([], [], [])
 
 
 def test_a_pod_is_not_evicted_twice_before_its_kill_begins() -> None:
-    harness = Harness({WEB: pod()})
+    harness = EvictionHarness({WEB: pod()})
 
     async def scenario() -> None:
         eviction_manager = harness.eviction_manager()
@@ -141,7 +141,7 @@ def test_a_pod_is_not_evicted_twice_before_its_kill_begins() -> None:
 
 def test_a_critical_pod_that_was_removed_and_added_is_recorded_again() -> None:
     critical, other = pod(priority=2_000_000_000), PodUID("other")
-    harness = Harness({WEB: critical, other: critical})
+    harness = EvictionHarness({WEB: critical, other: critical})
 
     async def scenario() -> None:
         eviction_manager = harness.eviction_manager()

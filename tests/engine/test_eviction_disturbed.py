@@ -10,13 +10,13 @@ from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
-from tests.engine.test_eviction import WEB, Harness, pod
+from tests.engine.test_eviction import WEB, EvictionHarness, pod
 
 
 @dataclass
 class Setup:
     eviction_manager: EvictionManager
-    harness: Harness
+    harness: EvictionHarness
 
     async def evict(self) -> None:
         self.eviction_manager.evict(WEB, "too large")
@@ -35,7 +35,7 @@ class Setup:
 
 @asynccontextmanager
 async def setup(calls: PortCalls) -> AsyncIterator[Setup]:
-    harness = Harness({WEB: pod()})
+    harness = EvictionHarness({WEB: pod()})
     yield Setup(harness.eviction_manager(calls), harness)
 
 

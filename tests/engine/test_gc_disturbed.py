@@ -24,7 +24,7 @@ from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock
-from tests.engine.test_checkpoints import FakeJournal
+from tests.engine.scripted_journal import ScriptedJournal
 from tests.engine.test_container_gc import Listing, dead
 from tests.engine.test_log_symlinks import Links, Runtime
 from tests.engine.test_pull_secrets import GOOD, pod
@@ -144,7 +144,7 @@ IMAGE = "reg.test/app:v1"
 @dataclass
 class Pulling:
     manager: ImagePullManager
-    journal: FakeJournal
+    journal: ScriptedJournal
     wrong: list[str] = field(default_factory=list)
 
     async def pull(self, *, certain: bool = True) -> None:
@@ -171,7 +171,7 @@ class Pulling:
 
 @asynccontextmanager
 async def pulling(calls: PortCalls) -> AsyncIterator[Pulling]:
-    journal = FakeJournal()
+    journal = ScriptedJournal()
     watched = calls.watch("journal", journal)
     manager = ImagePullManager(
         intents=Checkpoints(watched, "begun/"),

@@ -46,7 +46,7 @@ class UsageRuntime(FakeRuntime):
         return self._pod(uid.removeprefix("pod-"))
 
 
-class Harness:
+class ImageGCHarness:
     """Image garbage collection on a fake runtime."""
 
     def __init__(self, policy: GcPolicy, pinned: Collection[str] = (), calls: PortCalls | None = None) -> None:
@@ -83,13 +83,13 @@ class Harness:
 
 
 def run_scenario(
-    scenario: Callable[[Harness], Awaitable[None]],
+    scenario: Callable[[ImageGCHarness], Awaitable[None]],
     *,
     policy: GcPolicy | None = None,
     pinned: Collection[str] = (),
-) -> Harness:
-    async def main() -> Harness:
-        harness = Harness(policy or GcPolicy(), pinned)
+) -> ImageGCHarness:
+    async def main() -> ImageGCHarness:
+        harness = ImageGCHarness(policy, pinned)
         running = asyncio.create_task(harness.gc.run())
         await scenario(harness)
         running.cancel()
@@ -100,13 +100,13 @@ def run_scenario(
     return simulate(main())[0]
 
 
-async def aged(harness: Harness) -> None:
+async def aged(harness: ImageGCHarness) -> None:
     """Wait until all images have been seen and are old enough to be removed."""
     await asyncio.sleep(PERIOD_SECONDS - 1)
 
 
 def test_nothing_is_removed_below_the_high_threshold() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         harness.fill(84)
         await asyncio.sleep(3 * PERIOD_SECONDS)
         assert await harness.names() == ["a", "b", "c", "d"]
@@ -115,7 +115,7 @@ def test_nothing_is_removed_below_the_high_threshold() -> None:
 
 
 def test_a_full_disk_is_freed_down_to_the_low_threshold() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         await aged(harness)
         harness.fill(85)
         await asyncio.sleep(2)
@@ -129,7 +129,7 @@ def test_a_full_disk_is_freed_down_to_the_low_threshold() -> None:
 
 
 def test_a_used_image_stays_even_if_the_list_does_not_show_it() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         harness.fake.used, harness.fake.unlisted = {A}, {C}
         await aged(harness)
         harness.fill(90)
@@ -140,7 +140,7 @@ def test_a_used_image_stays_even_if_the_list_does_not_show_it() -> None:
 
 
 def test_the_least_recently_used_image_is_removed_first() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         for used in ({A, B}, {B, A}, {B}):
             harness.fake.used = used
             await asyncio.sleep(PERIOD_SECONDS)
@@ -154,7 +154,7 @@ def test_the_least_recently_used_image_is_removed_first() -> None:
 
 
 def test_a_new_image_stays() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         await asyncio.sleep(PERIOD_SECONDS - 60)
         await harness.fake.pull_image("reg.test/new:v1")
         harness.fill(100)
@@ -168,7 +168,7 @@ def test_a_new_image_stays() -> None:
 
 
 def test_pinned_images_stay_and_the_shortage_is_recorded() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         harness.fake.used = {B, C}
         await aged(harness)
         harness.fill(100)
@@ -184,7 +184,7 @@ def test_pinned_images_stay_and_the_shortage_is_recorded() -> None:
 
 
 def test_a_lasting_shortage_is_an_image_gc_failure_from_the_second_run_on() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         harness.fake.used = set(NAMES)
         harness.fill(100)
         await asyncio.sleep(PERIOD_SECONDS + 1)
@@ -201,7 +201,7 @@ def test_a_lasting_shortage_is_an_image_gc_failure_from_the_second_run_on() -> N
 
 @pytest.mark.parametrize("operation", [Operation.LIST_IMAGES, Operation.IMAGE_USAGE])
 def test_a_runtime_error_is_recorded_from_the_second_run_on(operation: Operation) -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         harness.fake.faults.fail(operation, times=2)
         await asyncio.sleep(1)
         assert harness.reasons() == []
@@ -214,7 +214,7 @@ def test_a_runtime_error_is_recorded_from_the_second_run_on(operation: Operation
 
 
 def test_an_image_that_cannot_be_removed_does_not_block_others() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         await aged(harness)
         record = await harness.fake.image(A)
         assert record is not None
@@ -228,7 +228,7 @@ def test_an_image_that_cannot_be_removed_does_not_block_others() -> None:
 
 
 def test_an_image_filesystem_without_capacity_is_recorded() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         harness.fake.image_disk_bytes = 0
         with pytest.raises(TryLater, match="invalid capacity 0 on image filesystem"):
             await harness.gc.collect()
@@ -238,7 +238,7 @@ def test_an_image_filesystem_without_capacity_is_recorded() -> None:
 
 
 def test_without_filesystem_usage_nothing_is_removed() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         await asyncio.sleep(3 * PERIOD_SECONDS)
         assert await harness.names() == ["a", "b", "c", "d"]
 
@@ -246,7 +246,7 @@ def test_without_filesystem_usage_nothing_is_removed() -> None:
 
 
 def test_images_unused_for_too_long_are_removed_even_with_free_space() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         harness.fill(50)
         harness.fake.used = {B}
         await asyncio.sleep(2 * PERIOD_SECONDS + 1)
@@ -262,15 +262,15 @@ def test_images_unused_for_too_long_are_removed_even_with_free_space() -> None:
 
 
 def test_with_an_idle_policy_the_runtime_is_not_called() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         await asyncio.sleep(3 * PERIOD_SECONDS)
         assert not harness.fake.call_log
 
     run_scenario(scenario, policy=GcPolicy(high_percent=100))
 
 
-def test_a_full_disk_can_need_all_unused_images() -> None:
-    async def scenario(harness: Harness) -> None:
+def test_delete_unused_removes_all_unused_images() -> None:
+    async def scenario(harness: ImageGCHarness) -> None:
         harness.fake.used = {B}
         await aged(harness)
         harness.fill(95)

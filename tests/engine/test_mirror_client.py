@@ -24,13 +24,14 @@ from podkeeper.rules.static.mirror import mirror_pod_for
 from podkeeper.testing import build
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import simulate
+from tests.engine.fake_api import FakeApi
 from tests.violations import violation
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Wire)
 
 
-class Api:
+class MirrorApi(FakeApi):
     """Pods in the API. `troubles` are raised by the next calls, before or (if lost) after they take effect."""
 
     def __init__(self) -> None:
@@ -101,11 +102,11 @@ static = partial(build.pod, "dns", namespace="ns", uid="static", source=FILE_SOU
 mirror = partial(build.pod, "dns", namespace="ns", uid="api-0", source=API_SOURCE)
 
 
-class Harness:
+class MirrorHarness:
     """A running mirror client with its API and pod manager."""
 
-    def __init__(self, calls: PortCalls | None = None, api: Api | None = None) -> None:
-        self.api, self.pods = api or Api(), PodManager()
+    def __init__(self, calls: PortCalls | None = None, api: MirrorApi | None = None) -> None:
+        self.api, self.pods = api or MirrorApi(), PodManager()
         self.node_uid: str | None = "node-uid"
         watched = self.api if calls is None else calls.watch("api", self.api)
         self.client = MirrorClient(api=watched, pods=self.pods, node_name="node", node_uid=lambda: self.node_uid)
@@ -121,9 +122,9 @@ class Harness:
         return None if there is None else (there.metadata.annotations or {}).get(CONFIG_MIRROR_ANNOTATION)
 
 
-def run_scenario(scenario: Callable[[Harness], Awaitable[T]]) -> T:
+def run_scenario(scenario: Callable[[MirrorHarness], Awaitable[T]]) -> T:
     async def run() -> T:
-        harness = Harness()
+        harness = MirrorHarness()
         async with asyncio.TaskGroup() as group:
             running = group.create_task(harness.client.run())
             result = await scenario(harness)
@@ -143,7 +144,7 @@ NEEDS = {
 
 @pytest.mark.parametrize("existing, expected", NEEDS.values(), ids=NEEDS.keys())
 def test_ensure(existing: tuple[Pod, ...], expected: list[str]) -> None:
-    async def scenario(harness: Harness) -> tuple[list[str], str | None]:
+    async def scenario(harness: MirrorHarness) -> tuple[list[str], str | None]:
         harness.has(static(), *existing)
         await harness.client.ensure(static(), existing[0] if existing else None)
         await asyncio.sleep(1)
@@ -153,7 +154,7 @@ def test_ensure(existing: tuple[Pod, ...], expected: list[str]) -> None:
 
 
 def test_a_mirror_pod_is_owned_by_the_node() -> None:
-    async def scenario(harness: Harness) -> Pod:
+    async def scenario(harness: MirrorHarness) -> Pod:
         harness.has(static())
         await harness.client.ensure(static(), None)
         await asyncio.sleep(1)
@@ -164,7 +165,7 @@ def test_a_mirror_pod_is_owned_by_the_node() -> None:
 
 
 def test_a_mirror_pod_that_exists_by_now_is_kept() -> None:
-    async def scenario(harness: Harness) -> list[str]:
+    async def scenario(harness: MirrorHarness) -> list[str]:
         harness.has(static(), mirror(mirror="1"))
         await harness.client.ensure(static(), None)  # with the state of an older sync
         await asyncio.sleep(1)
@@ -174,7 +175,7 @@ def test_a_mirror_pod_that_exists_by_now_is_kept() -> None:
 
 
 def test_a_static_pod_without_a_uid_gets_a_mirror_pod() -> None:
-    async def scenario(harness: Harness) -> list[str]:
+    async def scenario(harness: MirrorHarness) -> list[str]:
         without = replace(static(), metadata=replace(static().metadata, uid=None))
         harness.has(without)
         await harness.client.ensure(without, None)
@@ -186,7 +187,7 @@ def test_a_static_pod_without_a_uid_gets_a_mirror_pod() -> None:
 
 def test_pods_queued_before_the_client_runs_are_processed_when_it_runs() -> None:
     async def scenario() -> list[tuple[float, str]]:
-        harness = Harness()
+        harness = MirrorHarness()
         harness.has(static())
         await harness.client.ensure(static(), None)
         await asyncio.sleep(5)
@@ -200,7 +201,7 @@ def test_pods_queued_before_the_client_runs_are_processed_when_it_runs() -> None
 
 
 def test_a_slow_call_delays_no_other_pod_and_each_pod_has_one_call_at_a_time() -> None:
-    async def scenario(harness: Harness) -> list[tuple[float, str]]:
+    async def scenario(harness: MirrorHarness) -> list[tuple[float, str]]:
         other = replace(static(), metadata=replace(static().metadata, name="web", uid="static-web"))
         harness.has(static(), other)
         harness.api.seconds = 10
@@ -218,7 +219,7 @@ def test_a_slow_call_delays_no_other_pod_and_each_pod_has_one_call_at_a_time() -
 
 
 def test_the_backoff_starts_again_for_the_next_ensure() -> None:
-    async def scenario(harness: Harness) -> list[float]:
+    async def scenario(harness: MirrorHarness) -> list[float]:
         harness.has(static())
         harness.api.troubles = ["down"] * 3
         await harness.client.ensure(static(), None)
@@ -233,7 +234,7 @@ def test_the_backoff_starts_again_for_the_next_ensure() -> None:
 
 
 def test_an_api_pod_gets_no_mirror_pod() -> None:
-    async def scenario(harness: Harness) -> list[str]:
+    async def scenario(harness: MirrorHarness) -> list[str]:
         annotations = {CONFIG_SOURCE_ANNOTATION: "api"}
         web = build.pod("web", namespace="ns", uid="web", annotations=annotations)
         harness.has(web)
@@ -247,7 +248,7 @@ def test_an_api_pod_gets_no_mirror_pod() -> None:
 def test_an_unreachable_api_delays_no_caller_and_is_retried_with_backoff(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario(harness: Harness) -> tuple[float, list[float], str | None]:
+    async def scenario(harness: MirrorHarness) -> tuple[float, list[float], str | None]:
         harness.has(static())
         harness.api.troubles = ["down"] * 7
         await harness.client.ensure(static(), None)
@@ -260,7 +261,7 @@ def test_an_unreachable_api_delays_no_caller_and_is_retried_with_backoff(
 
 
 def test_after_an_outage_the_latest_version_is_created() -> None:
-    async def scenario(harness: Harness) -> str | None:
+    async def scenario(harness: MirrorHarness) -> str | None:
         harness.has(static(hashed="1"))
         harness.api.troubles = ["down"] * 3
         await harness.client.ensure(static(hashed="1"), None)
@@ -274,7 +275,7 @@ def test_after_an_outage_the_latest_version_is_created() -> None:
 
 
 def test_a_version_that_arrives_during_the_creation_of_another_replaces_it() -> None:
-    async def scenario(harness: Harness) -> tuple[list[tuple[float, str]], str | None]:
+    async def scenario(harness: MirrorHarness) -> tuple[list[tuple[float, str]], str | None]:
         harness.has(static(hashed="1"))
         harness.api.seconds = 1
         await harness.client.ensure(static(hashed="1"), None)
@@ -292,7 +293,7 @@ def test_a_version_that_arrives_during_the_creation_of_another_replaces_it() -> 
 
 
 def test_after_an_outage_the_current_mirror_pod_is_replaced() -> None:
-    async def scenario(harness: Harness) -> str | None:
+    async def scenario(harness: MirrorHarness) -> str | None:
         harness.has(static(hashed="1"), mirror(mirror="0", uid="old"))
         harness.api.troubles = ["down"] * 3
         await harness.client.ensure(static(hashed="1"), mirror(mirror="0", uid="old"))
@@ -306,7 +307,7 @@ def test_after_an_outage_the_current_mirror_pod_is_replaced() -> None:
 
 
 def test_another_pod_of_the_same_name_is_replaced_once_the_watch_delivers_it() -> None:
-    async def scenario(harness: Harness) -> tuple[str | None, str | None]:
+    async def scenario(harness: MirrorHarness) -> tuple[str | None, str | None]:
         harness.has(static(hashed="1"))
         harness.api.pods["dns"] = mirror(mirror="0", uid="unseen")
         await harness.client.ensure(static(hashed="1"), None)
@@ -320,7 +321,7 @@ def test_another_pod_of_the_same_name_is_replaced_once_the_watch_delivers_it() -
 
 
 def test_after_an_unexpected_error_the_next_ensure_creates_the_mirror_pod() -> None:
-    async def scenario(harness: Harness) -> tuple[str | None, str | None]:
+    async def scenario(harness: MirrorHarness) -> tuple[str | None, str | None]:
         harness.has(static(hashed="1"))
         broken = [RuntimeError("a bug")]
 
@@ -344,7 +345,7 @@ def test_after_an_unexpected_error_the_next_ensure_creates_the_mirror_pod() -> N
 
 
 def test_retries_end_with_the_pod() -> None:
-    async def scenario(harness: Harness) -> int:
+    async def scenario(harness: MirrorHarness) -> int:
         harness.has(static())
         harness.api.troubles = ["down"] * 1000
         await harness.client.ensure(static(), None)
@@ -357,7 +358,7 @@ def test_retries_end_with_the_pod() -> None:
 
 
 def test_a_lost_answer_to_a_create_call_makes_no_second_mirror_pod() -> None:
-    async def scenario(harness: Harness) -> tuple[list[str], str | None]:
+    async def scenario(harness: MirrorHarness) -> tuple[list[str], str | None]:
         harness.has(static())
         harness.api.troubles = ["lost"]
         await harness.client.ensure(static(), None)
@@ -368,7 +369,7 @@ def test_a_lost_answer_to_a_create_call_makes_no_second_mirror_pod() -> None:
 
 
 def test_a_lost_answer_to_a_delete_call_leaves_no_pod_without_a_mirror_pod() -> None:
-    async def scenario(harness: Harness) -> tuple[list[str], str | None]:
+    async def scenario(harness: MirrorHarness) -> tuple[list[str], str | None]:
         harness.has(static(), mirror(mirror="0"))
         harness.api.troubles = ["lost"]
         await harness.client.ensure(static(), mirror(mirror="0"))
@@ -379,7 +380,7 @@ def test_a_lost_answer_to_a_delete_call_leaves_no_pod_without_a_mirror_pod() -> 
 
 
 def test_a_mirror_pod_with_another_uid_is_not_deleted() -> None:
-    async def scenario(harness: Harness) -> tuple[bool, str | None]:
+    async def scenario(harness: MirrorHarness) -> tuple[bool, str | None]:
         harness.has(static(), mirror(mirror="0", uid="old"))
         harness.api.pods["dns"] = mirror(mirror="1", uid="new")
         await harness.client.ensure(static(), mirror(mirror="0", uid="old"))
@@ -390,7 +391,7 @@ def test_a_mirror_pod_with_another_uid_is_not_deleted() -> None:
 
 
 def test_a_mirror_pod_is_not_deleted_before_its_replacement_can_be_created() -> None:
-    async def scenario(harness: Harness) -> tuple[list[str], str | None]:
+    async def scenario(harness: MirrorHarness) -> tuple[list[str], str | None]:
         harness.has(static(), mirror(mirror="0"))
         harness.node_uid = None
         await harness.client.ensure(static(), mirror(mirror="0"))
@@ -404,7 +405,7 @@ def test_a_mirror_pod_is_not_deleted_before_its_replacement_can_be_created() -> 
 
 
 def test_deleting_a_missing_mirror_pod_returns_false() -> None:
-    async def scenario(harness: Harness) -> list[bool]:
+    async def scenario(harness: MirrorHarness) -> list[bool]:
         harness.has(mirror(mirror="1"))
         return [await harness.client.delete("dns_ns") for _ in range(2)]
 

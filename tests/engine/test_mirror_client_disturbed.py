@@ -19,7 +19,7 @@ from podkeeper.testing.failures import check_backoff_resets, fail_each_call
 from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import InjectedFault, PortCall, PortCalls
-from tests.engine.test_mirror_client import Api, Harness, mirror, static
+from tests.engine.test_mirror_client import MirrorApi, MirrorHarness, mirror, static
 
 K = TypeVar("K", bound=Wire)
 
@@ -32,7 +32,7 @@ SOON_SECONDS = 15.0
 """Before the next sync, which would hide a missed update."""
 
 
-class SlowApi(Api):
+class SlowMirrorApi(MirrorApi):
     """Create calls take time."""
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class SlowApi(Api):
 
 @dataclass
 class Disturbed:
-    base: Harness
-    api: SlowApi
+    base: MirrorHarness
+    api: SlowMirrorApi
     removed_at: float = inf
 
     def watch(self) -> None:
@@ -128,8 +128,8 @@ class Disturbed:
 def harness_with(*pods: Pod) -> Callable[[PortCalls], AbstractAsyncContextManager[Disturbed]]:
     @asynccontextmanager
     async def made(calls: PortCalls) -> AsyncIterator[Disturbed]:
-        api = SlowApi()
-        harness = Disturbed(Harness(calls, api), api)
+        api = SlowMirrorApi()
+        harness = Disturbed(MirrorHarness(calls, api), api)
         harness.base.has(*pods)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(harness.base.client.run()), group.create_task(harness.watch_and_sync())]

@@ -15,6 +15,7 @@ from podkeeper.ports.api import K
 from podkeeper.testing import build
 from podkeeper.testing.memory_api import MemoryApi
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.engine.fake_api import FakeApi
 from tests.violations import violation
 
 
@@ -122,7 +123,7 @@ def test_answers_for_pods_that_left_the_runtime_are_dropped() -> None:
     run_scenario(scenario)
 
 
-class Api:
+class OrphanApi(FakeApi):
     """An API with the given pods and a given response time."""
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class Checking:
     """An orphan check with this API."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
-        self.api = Api()
+        self.api = OrphanApi()
         self.check = OrphanCheck(api=self.api, clock=VirtualClock())
         self.hurried = 0
         self._group = group

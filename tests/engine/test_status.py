@@ -1,7 +1,7 @@
 """The status manager in virtual time: what is sent in which order, and failures of calls, API and disk."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from podkeeper.engine.checkpoints import Checkpoints
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.status import StatusManager
-from podkeeper.model.errors import ApiUnavailable, BadInput, Conflict, NotFound, TryLater
+from podkeeper.model.errors import ApiUnavailable, BadInput, Conflict, NotFound
 from podkeeper.model.k8s.core import (
     ContainerState,
     ContainerStateRunning,
@@ -38,12 +38,13 @@ from podkeeper.model.messages import (
 )
 from podkeeper.model.pods import uid_of
 from podkeeper.model.wire import JSONObject, Wire
-from podkeeper.rules.patch.strategic import apply
 from podkeeper.rules.status.publish import CachedStatus, is_urgent
 from podkeeper.testing import build
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.doubles import stand_in
+from tests.engine.fake_api import FakeApi, patched
+from tests.engine.scripted_journal import ScriptedJournal
 from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
@@ -66,7 +67,7 @@ def container_status(ready: bool = True, exit_code: int | None = None) -> Contai
 
 
 @dataclass
-class FakeApi:
+class StatusApi(FakeApi):
     """Pods in the API. `fail_before(verb, name)` is called before a call takes effect, `fail_after` after it."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -109,22 +110,14 @@ class FakeApi:
             assert isinstance(found, kind)
             return found
 
-    async def create(self, what: K) -> K:
-        raise violation("a status manager creates nothing")
-
-    async def patch(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        raise violation("a status manager patches only the status")
-
     async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
         async with self.call("patch", name, namespace):
             if patch["metadata"]["uid"] != self.pods[name].metadata.uid:
                 raise Conflict(f"cannot patch {name}: it is another pod")
-            old = msgspec.json.decode(msgspec.json.encode(self.pods[name]))
-            patched = msgspec.convert(apply(old, patch, "v1/Pod"), kind)
-            assert isinstance(patched, Pod)
-            self.pods[name] = patched
-            self.patched.append((asyncio.get_running_loop().time(), name, patched.status.message or ""))
-            return patched
+            found = self.pods[name] = patched(self.pods[name], patch)
+            self.patched.append((asyncio.get_running_loop().time(), name, found.status.message or ""))
+            assert isinstance(found, kind)
+            return found
 
     async def delete(
         self,
@@ -143,33 +136,13 @@ class FakeApi:
 
 
 @dataclass
-class FakeJournal:
-    """A dictionary. `sync` may be slow or fail."""
+class StatusJournal(ScriptedJournal):
+    """A journal of statuses, without secrets."""
 
-    values: dict[str, bytes] = field(default_factory=dict)
-    durable: dict[str, bytes] = field(default_factory=dict)
     seconds: float = 0.0
-    failures: int = 0
-
-    def load(self) -> Mapping[str, bytes]:
-        return dict(self.values)
-
-    def put(self, key: str, value: bytes) -> None:
-        self.values[key] = value
 
     def purge(self) -> None:
         raise violation("a status manager stores no secrets")
-
-    def drop(self, key: str) -> None:
-        self.values.pop(key, None)
-
-    async def sync(self) -> None:
-        writing = dict(self.values)
-        await asyncio.sleep(self.seconds)
-        if self.failures:
-            self.failures -= 1
-            raise TryLater("cannot write: the disk is full")
-        self.durable = writing
 
 
 class Hooks(TypedDict, total=False):
@@ -182,14 +155,14 @@ class Hooks(TypedDict, total=False):
     only_running_is_ready: bool
 
 
-class Node:
+class StatusHarness:
     """A status manager with a fake API and journal. `at` is the time."""
 
     def __init__(
         self,
         *pods: Pod,
         api: bool = True,
-        journal: FakeJournal | None = None,
+        journal: StatusJournal | None = None,
         concurrency: int = 16,
         calls: PortCalls | None = None,
         clock: VirtualClock | None = None,
@@ -197,7 +170,7 @@ class Node:
         sender: object = None,
         hooks: Hooks | None = None,
     ) -> None:
-        self.api = FakeApi()
+        self.api = StatusApi()
         self.api.put(*(each for each in pods if (each.metadata.annotations or {})[CONFIG_SOURCE_ANNOTATION] != "file"))
         self.known = known or PodManager()
         for each in pods:
@@ -253,7 +226,7 @@ def many(count: int) -> list[Pod]:
 def test_a_change_is_sent_at_once_and_its_lag_observed() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web)
+        node = StatusHarness(web)
         node.api.seconds = lambda verb, name: 0.25
         async with node.running():
             await asyncio.sleep(3)
@@ -269,7 +242,7 @@ def test_a_change_is_sent_at_once_and_its_lag_observed() -> None:
 def test_an_unchanged_status_is_not_sent_again() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web)
+        node = StatusHarness(web)
         async with node.running():
             node.manager.set_pod_status(web, status(1))
             await asyncio.sleep(1)
@@ -284,7 +257,7 @@ def test_an_unchanged_status_is_not_sent_again() -> None:
 def test_changes_during_a_call_are_sent_together_afterwards() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web)
+        node = StatusHarness(web)
         node.api.seconds = lambda verb, name: 1.0
         async with node.running():
             for number in range(1, 6):
@@ -300,7 +273,7 @@ def test_changes_during_a_call_are_sent_together_afterwards() -> None:
 def test_an_overwritten_status_is_restored_by_the_batch() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web)
+        node = StatusHarness(web)
         async with node.running():
             node.manager.set_pod_status(web, status(1, ready=True))
             await asyncio.sleep(12)
@@ -321,7 +294,7 @@ def test_an_overwritten_status_is_restored_by_the_batch() -> None:
 def test_a_status_overwritten_after_batches_found_it_equal_is_restored(static: bool) -> None:
     async def scenario() -> None:
         web = pod("web", source="file" if static else "api")
-        node = Node(web, pod("web", uid="uid-mirror", mirror="hash")) if static else Node(web)
+        node = StatusHarness(web, pod("web", uid="uid-mirror", mirror="hash")) if static else StatusHarness(web)
         async with node.running():
             node.manager.set_pod_status(web, status(1, ready=True))
             await asyncio.sleep(1)
@@ -341,7 +314,7 @@ def test_a_status_overwritten_after_batches_found_it_equal_is_restored(static: b
 def test_a_batch_of_unsent_versions_does_not_mark_an_overwritten_status_as_equal() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web)
+        node = StatusHarness(web)
         async with node.running():
             node.manager.set_pod_status(web, status(1, ready=True))
             await asyncio.sleep(12)
@@ -358,7 +331,7 @@ def test_a_batch_of_unsent_versions_does_not_mark_an_overwritten_status_as_equal
 def test_an_overwritten_status_whose_patch_failed_is_unsent(static: bool) -> None:
     async def scenario() -> None:
         web = pod("web", uid="hash", source="file", hashed="hash") if static else pod("web")
-        node = Node(web, pod("web", uid="m-1", mirror="hash")) if static else Node(web)
+        node = StatusHarness(web, pod("web", uid="m-1", mirror="hash")) if static else StatusHarness(web)
         node.manager.set_pod_status(web, status(1, ready=True))
         await node.manager.sync_batch(every=True)
         node.api.put(replace(node.api.pods["web"], status=status(666)))
@@ -380,7 +353,7 @@ def test_an_overwritten_status_whose_patch_failed_is_unsent(static: bool) -> Non
 def test_a_version_accepted_during_a_call_is_unsent() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web)
+        node = StatusHarness(web)
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(web, status(1))
         async with asyncio.TaskGroup() as group:
@@ -399,7 +372,7 @@ def test_a_condition_of_another_client_is_kept() -> None:
     async def scenario() -> None:
         web = pod("web")
         gate = PodCondition(type="example.com/gate", status="True")
-        node = Node(replace(web, status=PodStatus(conditions=(gate,))))
+        node = StatusHarness(replace(web, status=PodStatus(conditions=(gate,))))
         async with node.running():
             node.manager.set_pod_status(web, status(1, ready=True))
             await asyncio.sleep(1)
@@ -411,7 +384,7 @@ def test_a_condition_of_another_client_is_kept() -> None:
 def test_ready_and_terminal_statuses_are_sent_first() -> None:
     async def scenario() -> None:
         usual, ready, over = many(100), pod("ready"), pod("over")
-        node = Node(*usual, ready, over, concurrency=4)
+        node = StatusHarness(*usual, ready, over, concurrency=4)
         node.api.seconds = lambda verb, name: 1.0
         node.set_all(usual, 1)
         node.manager.set_pod_status(ready, status(1, ready=True))
@@ -443,7 +416,7 @@ def test_is_urgent(old: PodStatus | None, new: PodStatus, expected: bool) -> Non
 def test_a_flood_of_urgent_statuses_does_not_starve_the_others() -> None:
     async def scenario() -> None:
         urgent, other = many(50), pod("other")
-        node = Node(*urgent, other, concurrency=2)
+        node = StatusHarness(*urgent, other, concurrency=2)
         node.api.seconds = lambda verb, name: 0.5
         node.manager.set_pod_status(other, status(1))
         async with node.running():
@@ -459,7 +432,7 @@ def test_a_flood_of_urgent_statuses_does_not_starve_the_others() -> None:
 def test_a_pod_that_changes_all_the_time_does_not_starve_a_thousand_others() -> None:
     async def scenario() -> None:
         pods, talker = many(1000), pod("talker")
-        node = Node(*pods, talker)
+        node = StatusHarness(*pods, talker)
         node.api.seconds = lambda verb, name: 0.1
         async with node.running():
             node.set_all(pods, 1)
@@ -480,7 +453,7 @@ def test_a_pod_that_changes_all_the_time_does_not_starve_a_thousand_others() -> 
 def test_a_hung_patch_does_not_delay_other_pods() -> None:
     async def scenario() -> None:
         pods = many(100)
-        node = Node(*pods)
+        node = StatusHarness(*pods)
         node.api.hung = {"p7"}
         async with node.running():
             for number in (1, 2, 3):
@@ -500,7 +473,7 @@ def test_a_hung_patch_does_not_delay_other_pods() -> None:
 def test_more_hung_calls_than_slots_delay_others_only_for_their_leases() -> None:
     async def scenario() -> None:
         pods = many(100)
-        node = Node(*pods)
+        node = StatusHarness(*pods)
         node.api.hung = {f"p{index}" for index in range(40)}
         async with node.running():
             node.set_all(pods, 1)
@@ -517,7 +490,7 @@ def test_more_hung_calls_than_slots_delay_others_only_for_their_leases() -> None
 def test_a_failing_pod_is_retried_with_backoff_and_delays_no_other() -> None:
     async def scenario() -> None:
         bad, good = pod("bad"), pod("good")
-        node = Node(bad, good)
+        node = StatusHarness(bad, good)
 
         def fail_before(verb: str, name: str) -> None:
             if name == "bad" and verb == "patch":
@@ -540,7 +513,7 @@ def test_a_failing_pod_is_retried_with_backoff_and_delays_no_other() -> None:
 def test_an_unexpected_error_for_one_pod_affects_no_other() -> None:
     async def scenario() -> None:
         bad, good = pod("bad"), pod("good")
-        node = Node(bad, good)
+        node = StatusHarness(bad, good)
 
         def fail_before(verb: str, name: str) -> None:
             if name == "bad" and node.at < 60:
@@ -563,7 +536,7 @@ def test_an_unexpected_error_for_one_pod_affects_no_other() -> None:
 def test_after_an_hour_without_the_api_all_newest_statuses_are_sent_soon() -> None:
     async def scenario() -> None:
         pods = many(50)
-        node = Node(*pods)
+        node = StatusHarness(*pods)
 
         def fail_before(verb: str, name: str) -> None:
             if node.at < 3600:
@@ -587,7 +560,7 @@ def test_after_an_hour_without_the_api_all_newest_statuses_are_sent_soon() -> No
 def test_a_patch_whose_answer_was_lost_is_not_sent_twice() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web)
+        node = StatusHarness(web)
 
         def lost(verb: str, name: str) -> None:
             if verb == "patch" and node.at < 1:
@@ -609,7 +582,7 @@ def test_a_patch_whose_answer_was_lost_is_not_sent_twice() -> None:
 def test_a_pod_that_is_not_in_the_api_is_retried_only_by_batches() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web)
+        node = StatusHarness(web)
         node.api.pods.clear()
         async with node.running():
             node.manager.set_pod_status(web, status(1))
@@ -626,7 +599,7 @@ def test_a_pod_that_is_not_in_the_api_is_retried_only_by_batches() -> None:
 def test_the_status_of_a_recreated_pod_is_dropped_and_not_sent(when: str) -> None:
     async def scenario() -> None:
         old, new = pod("web", uid="uid-old"), pod("web", uid="uid-new")
-        node = Node(old)
+        node = StatusHarness(old)
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(old, status(1))
         async with node.running():
@@ -643,7 +616,7 @@ def test_the_status_of_a_recreated_pod_is_dropped_and_not_sent(when: str) -> Non
 def test_two_pods_of_one_name_are_sent_one_after_the_other() -> None:
     async def scenario() -> None:  # FakeApi refuses two calls at once for a name
         old, new = pod("web", uid="uid-old"), pod("web", uid="uid-new")
-        node = Node(old)
+        node = StatusHarness(old)
         node.api.put(new)
         node.api.seconds = lambda verb, name: 3.0
         async with node.running():
@@ -667,7 +640,7 @@ def test_the_api_never_gets_an_older_version_and_gets_the_newest(
 ) -> None:
     async def scenario() -> None:
         pods = many(3)
-        node = Node(*pods, concurrency=2)
+        node = StatusHarness(*pods, concurrency=2)
         calls = {"seconds": 0, "before": 0, "after": 0}
 
         def turn(kind: str) -> int:
@@ -705,7 +678,7 @@ def test_the_api_never_gets_an_older_version_and_gets_the_newest(
 def test_a_deleted_pod_is_removed_from_the_api_after_its_last_status() -> None:
     async def scenario() -> None:
         web = pod("web", deleted=True)
-        node = Node(web)
+        node = StatusHarness(web)
         received: list[str | None] = []
         node.manager.subscribe(lambda uid, accepted: received.append(accepted.phase))
         node.could_run.add(uid_of(web))
@@ -726,7 +699,7 @@ def test_a_deleted_pod_is_removed_from_the_api_after_its_last_status() -> None:
 def test_the_status_of_a_deleted_pod_stays_while_it_is_needed() -> None:
     async def scenario() -> None:
         web, needed = pod("web", deleted=True), {"uid-web"}
-        node = Node(web, journal=(journal := FakeJournal()), hooks={"is_needed": needed.__contains__})
+        node = StatusHarness(web, journal=(journal := StatusJournal()), hooks={"is_needed": needed.__contains__})
         async with node.running():
             node.manager.set_pod_status(web, status(1, phase="Failed"))
             node.manager.terminate_pod(web)
@@ -745,7 +718,7 @@ def test_the_status_of_a_deleted_pod_stays_while_it_is_needed() -> None:
 def test_a_failed_deletion(gone: bool) -> None:
     async def scenario() -> None:
         web = pod("web", deleted=True)
-        node = Node(web)
+        node = StatusHarness(web)
 
         def fail_before(verb: str, name: str) -> None:
             if verb == "delete" and node.at < 5:
@@ -768,7 +741,7 @@ def test_a_failed_deletion(gone: bool) -> None:
 def test_sync_batch_sends_failed_statuses_at_shutdown() -> None:
     async def scenario() -> None:
         pods = many(30)
-        node = Node(*pods)
+        node = StatusHarness(*pods)
         node.api.seconds = lambda verb, name: 0.1
 
         def fail_before(verb: str, name: str) -> None:
@@ -790,7 +763,7 @@ def test_sync_batch_sends_failed_statuses_at_shutdown() -> None:
 def test_orphaned_statuses_are_removed() -> None:
     async def scenario() -> None:
         pods = many(3)
-        node = Node(*pods)
+        node = StatusHarness(*pods)
         node.set_all(pods, 1)
         node.manager.remove_orphaned_statuses([uid_of(pods[1])])
         assert list(node.manager.cached) == list(node.manager.phases()) == [uid_of(pods[1])]
@@ -815,7 +788,7 @@ def test_the_status_of_a_static_pod_waits_for_its_mirror_pod(hint: bool) -> None
             pod("dns", uid="hash", source="file"),
             *(pod("dns", uid=uid, mirror="hash") for uid in ("m1", "m2")),
         )
-        node = Node(static)
+        node = StatusHarness(static)
         async with node.running():
             node.manager.set_pod_status(static, status(1, ready=True))
             await asyncio.sleep(15)
@@ -840,7 +813,7 @@ def test_the_status_of_a_static_pod_waits_for_its_mirror_pod(hint: bool) -> None
 def test_without_an_api_everything_but_sending_works() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web, api=False)
+        node = StatusHarness(web, api=False)
         received: list[tuple[str, str | None]] = []
         node.manager.subscribe(lambda uid, accepted: received.append((uid, accepted.phase)))
         async with node.running():
@@ -866,7 +839,7 @@ def test_without_an_api_everything_but_sending_works() -> None:
 def test_a_pod_without_a_uid_is_rejected() -> None:
     async def scenario() -> None:
         without_uid = build.pod("web", namespace="ns", uid="")
-        node = Node()
+        node = StatusHarness()
         for call in (
             lambda: node.manager.set_pod_status(without_uid, status()),
             lambda: node.manager.terminate_pod(without_uid),
@@ -881,7 +854,7 @@ def test_a_pod_without_a_uid_is_rejected() -> None:
 def test_a_probe_result_for_an_unknown_pod_or_container_changes_nothing() -> None:
     async def scenario() -> None:
         web, silent = pod("web"), pod("no-status")
-        node = Node(web, silent)
+        node = StatusHarness(web, silent)
         node.manager.set_pod_status(web, replace(status(1), container_statuses=(container_status(),)))
         for uid, container_id in (
             ("unknown", "fake://app"),
@@ -898,7 +871,7 @@ def test_a_probe_result_for_an_unknown_pod_or_container_changes_nothing() -> Non
 def test_a_terminated_container_stays_terminated() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web)
+        node = StatusHarness(web)
         node.manager.set_pod_status(web, replace(status(1), container_statuses=(container_status(exit_code=3),)))
         assert not node.manager.set_pod_status(web, replace(status(2), container_statuses=(container_status(),)))
         kept = node.manager.get_pod_status(uid_of(web))
@@ -911,7 +884,7 @@ def test_a_terminated_container_stays_terminated() -> None:
 def test_a_failing_subscriber_affects_no_other() -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web)
+        node = StatusHarness(web)
         received: list[PodUID] = []
 
         def fail(uid: PodUID, accepted: PodStatus) -> None:
@@ -931,8 +904,8 @@ def test_a_failing_subscriber_affects_no_other() -> None:
 def test_a_restart_keeps_exit_codes_and_readiness() -> None:
     async def scenario() -> None:
         web, gone = pod("web", source="file"), pod("gone", source="file")
-        journal = FakeJournal()
-        before = Node(web, gone, api=False, journal=journal)
+        journal = StatusJournal()
+        before = StatusHarness(web, gone, api=False, journal=journal)
         async with before.running():
             before.manager.set_pod_status(gone, status(1))
             before.manager.set_pod_status(
@@ -940,7 +913,7 @@ def test_a_restart_keeps_exit_codes_and_readiness() -> None:
             )
             await asyncio.sleep(1)
         kept = before.manager.get_pod_status(uid_of(web))
-        after = Node(web, api=False, journal=FakeJournal(dict(journal.durable)))
+        after = StatusHarness(web, api=False, journal=StatusJournal(dict(journal.durable)))
         assert dict(after.manager.phases()) == {}  # not loaded yet
         for op in (Op.UPDATE, Op.REMOVE):
             after.manager.restore_added(PodUpdate(op, (web,), "api"))
@@ -963,10 +936,10 @@ def test_a_restart_keeps_exit_codes_and_readiness() -> None:
 def test_after_a_restart_an_unsent_status_is_sent() -> None:
     async def scenario() -> None:
         web = pod("web")
-        journal = FakeJournal()
-        before = Node(web, journal=journal)
+        journal = StatusJournal()
+        before = StatusHarness(web, journal=journal)
         before.manager.set_pod_status(web, status(1, phase="Succeeded"))
-        after = Node(web, journal=journal)
+        after = StatusHarness(web, journal=journal)
         after.manager.restore([web])
         async with after.running():
             await asyncio.sleep(11)
@@ -980,11 +953,11 @@ def test_a_checkpoint_behind_the_api_is_not_sent_even_if_an_old_list_equals_it()
 
     async def scenario() -> None:
         web = pod("web")
-        before = Node(web, journal=(journal := FakeJournal()))
+        before = StatusHarness(web, journal=(journal := StatusJournal()))
         running = replace(status(1, ready=True), container_statuses=(container_status(),))
         before.manager.set_pod_status(web, running)
         exited = replace(status(2), container_statuses=(container_status(exit_code=3),))
-        after = Node(replace(web, status=exited), journal=journal)
+        after = StatusHarness(replace(web, status=exited), journal=journal)
         after.manager.restore([replace(web, status=running)])
         async with after.running():
             await asyncio.sleep(11)
@@ -997,10 +970,10 @@ def test_a_checkpoint_behind_the_api_is_not_sent_even_if_an_old_list_equals_it()
 def test_checkpoints_are_dropped_with_their_pods() -> None:
     async def scenario() -> None:
         web, old = pod("web"), pod("old")
-        first = Node(web, old, journal=(journal := FakeJournal()))
+        first = StatusHarness(web, old, journal=(journal := StatusJournal()))
         first.set_all((web, old), 1)
         journal.put("else/where", b"not ours")
-        second = Node(web, journal=journal)
+        second = StatusHarness(web, journal=journal)
         second.manager.remove_orphaned_statuses({uid_of(web)})
         assert sorted(journal.values) == ["else/where", "status/uid-web"]
         second.manager.restore([web])
@@ -1018,7 +991,7 @@ TOO_DEEP = b'{"x": ' + b"[" * 2000
 def test_a_checkpoint_that_cannot_be_decoded_is_dropped(data: bytes) -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web, journal=(journal := FakeJournal({"status/uid-web": data})))
+        node = StatusHarness(web, journal=(journal := StatusJournal({"status/uid-web": data})))
         assert node.manager.get_pod_status(uid_of(web)) is None
         assert journal.values == {}
         assert node.manager.set_pod_status(web, status(1))
@@ -1030,7 +1003,7 @@ def test_a_checkpoint_that_cannot_be_decoded_is_dropped(data: bytes) -> None:
 def test_a_status_is_sent_only_after_it_is_durable(pause: float) -> None:
     async def scenario() -> None:
         web = pod("web")
-        node = Node(web, journal=(journal := FakeJournal(seconds=0.5)))
+        node = StatusHarness(web, journal=(journal := StatusJournal(seconds=0.5)))
         node.api.seconds = lambda verb, name: 0.2
         safe: list[bool] = []
 
@@ -1051,11 +1024,11 @@ def test_a_status_is_sent_only_after_it_is_durable(pause: float) -> None:
     simulate(scenario())
 
 
-@pytest.mark.parametrize("journal", [FakeJournal(seconds=1e6), FakeJournal(failures=3)], ids=["hangs", "fails"])
-def test_statuses_are_sent_even_if_the_disk_hangs_or_fails(journal: FakeJournal) -> None:
+@pytest.mark.parametrize("journal", [StatusJournal(seconds=1e6), StatusJournal(failures=3)], ids=["hangs", "fails"])
+def test_statuses_are_sent_even_if_the_disk_hangs_or_fails(journal: StatusJournal) -> None:
     async def scenario() -> None:
         pods = many(2)
-        node = Node(*pods, journal=journal)
+        node = StatusHarness(*pods, journal=journal)
         async with node.running():
             node.manager.set_pod_status(pods[0], status(1))
             await asyncio.sleep(0.5)
@@ -1075,8 +1048,8 @@ def test_statuses_are_sent_even_if_the_disk_hangs_or_fails(journal: FakeJournal)
 
 def test_a_status_is_saved_if_the_journal_or_the_api_has_it() -> None:
     async def scenario() -> None:
-        web, journal = pod("web"), FakeJournal()
-        node = Node(web, journal=journal)
+        web, journal = pod("web"), StatusJournal()
+        node = StatusHarness(web, journal=journal)
         assert await node.manager.is_saved(uid_of(web))  # no status can be lost
         node.manager.set_pod_status(web, status(1))
         assert await node.manager.is_saved(uid_of(web))
@@ -1097,8 +1070,8 @@ def test_a_status_is_saved_if_the_journal_or_the_api_has_it() -> None:
 
 def test_a_forgotten_pod_that_comes_back_is_not_saved_by_an_earlier_version() -> None:
     async def scenario() -> None:
-        web, journal = pod("web"), FakeJournal()
-        node = Node(web, journal=journal)
+        web, journal = pod("web"), StatusJournal()
+        node = StatusHarness(web, journal=journal)
         node.manager.set_pod_status(web, status(1))
         await node.manager.sync_batch(every=True)
         node.manager.forget(uid_of(web))
@@ -1113,8 +1086,8 @@ def test_a_forgotten_pod_that_comes_back_is_not_saved_by_an_earlier_version() ->
 
 def test_without_a_mirror_pod_the_status_of_a_static_pod_is_saved_only_by_the_journal() -> None:
     async def scenario() -> None:
-        static, journal = pod("static", source="file"), FakeJournal()
-        node = Node(static, journal=journal)
+        static, journal = pod("static", source="file"), StatusJournal()
+        node = StatusHarness(static, journal=journal)
         journal.failures = 1000
         node.manager.set_pod_status(static, status(1))
         await node.manager.sync_batch(every=True)

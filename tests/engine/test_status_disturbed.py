@@ -19,7 +19,7 @@ from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import FixedJitterClock
-from tests.engine.test_status import FakeJournal, Node, container_status, pod, status
+from tests.engine.test_status import StatusHarness, StatusJournal, container_status, pod, status
 
 WEB, DB = pod("web"), pod("db")
 STATIC, MIRROR, NEXT_MIRROR = (
@@ -39,8 +39,8 @@ JOURNAL_SECONDS = 0.02
 
 @dataclass
 class Harness:
-    node: Node
-    journal: FakeJournal
+    node: StatusHarness
+    journal: StatusJournal
     early: list[str] = field(default_factory=list)  # pods whose status was sent before it was durable
 
     def set(self, of: Pod, new: PodStatus) -> None:
@@ -162,8 +162,8 @@ def stage_with(*pods: Pod) -> Callable[[PortCalls], AbstractAsyncContextManager[
 
     @asynccontextmanager
     async def set_up(calls: PortCalls) -> AsyncIterator[Harness]:
-        journal = FakeJournal(seconds=JOURNAL_SECONDS)
-        node = Node(*pods, journal=journal, calls=calls, clock=FixedJitterClock())
+        journal = StatusJournal(seconds=JOURNAL_SECONDS)
+        node = StatusHarness(*pods, journal=journal, calls=calls, clock=FixedJitterClock())
         harness = Harness(node, journal)
         node.api.fail_after = harness.call_made
         async with node.running():

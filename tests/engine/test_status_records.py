@@ -14,7 +14,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.pods import uid_of
 from podkeeper.rules.status.publish import ApiSnapshot, CachedStatus, snapshot_of, status_digest
 from podkeeper.testing.virtual_time import simulate
-from tests.engine.test_status import FakeJournal, Node, container_status, pod, status
+from tests.engine.test_status import StatusHarness, StatusJournal, container_status, pod, status
 
 WEB = pod("web")
 MIRROR, STATIC = pod("dns", uid="m-1", mirror="hash"), pod("dns", uid="hash", source="file", hashed="hash")
@@ -26,14 +26,14 @@ def versioned(of: Pod, version: int) -> Pod:
     return replace(of, metadata=replace(of.metadata, resource_version=str(version)))
 
 
-def checkpoint(journal: FakeJournal, uid: str = "uid-web") -> CachedStatus:
+def checkpoint(journal: StatusJournal, uid: str = "uid-web") -> CachedStatus:
     return msgspec.json.decode(journal.values[f"status/{uid}"], type=CachedStatus)
 
 
-class NumberedNode(Node):
+class NumberedStatusHarness(StatusHarness):
     """A node whose API increments the resource version with each answer."""
 
-    def __init__(self, *pods: Pod, journal: FakeJournal, api: bool = True) -> None:
+    def __init__(self, *pods: Pod, journal: StatusJournal, api: bool = True) -> None:
         super().__init__(*(versioned(each, 10) for each in pods), journal=journal, api=api)
         self.version = 10
         self.api.fail_after = self.count
@@ -44,12 +44,12 @@ class NumberedNode(Node):
             self.api.put(versioned(self.api.pods[name], self.version))
 
 
-def send(node: NumberedNode, new: PodStatus) -> Coroutine[object, object, int]:
+def send(node: NumberedStatusHarness, new: PodStatus) -> Coroutine[object, object, int]:
     node.manager.set_pod_status(versioned(WEB, 10), new)
     return node.manager.sync_batch(every=True)
 
 
-def snapshot_stored_with(new: PodStatus, node: NumberedNode, journal: FakeJournal) -> ApiSnapshot:
+def snapshot_stored_with(new: PodStatus, node: NumberedStatusHarness, journal: StatusJournal) -> ApiSnapshot:
     """Set a status of WEB. Return the API object in its checkpoint."""
     node.manager.set_pod_status(WEB, new)
     shown = checkpoint(journal).shown
@@ -59,7 +59,7 @@ def snapshot_stored_with(new: PodStatus, node: NumberedNode, journal: FakeJourna
 
 def test_the_first_checkpoint_has_the_object_of_the_source() -> None:
     async def scenario() -> None:
-        node = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
         pod_of_source = replace(versioned(WEB, 7), status=UNREADY)
         node.manager.set_pod_status(pod_of_source, READY)
         assert checkpoint(journal).shown == snapshot_of(pod_of_source)
@@ -69,7 +69,7 @@ def test_the_first_checkpoint_has_the_object_of_the_source() -> None:
 
 def test_the_checkpoint_of_a_static_pod_has_its_mirror_pod() -> None:
     async def scenario() -> None:
-        node = NumberedNode(STATIC, MIRROR, journal=(journal := FakeJournal()))
+        node = NumberedStatusHarness(STATIC, MIRROR, journal=(journal := StatusJournal()))
         node.manager.set_pod_status(STATIC, READY)
         assert checkpoint(journal, "hash").shown == snapshot_of(versioned(MIRROR, 10))
 
@@ -78,7 +78,7 @@ def test_the_checkpoint_of_a_static_pod_has_its_mirror_pod() -> None:
 
 def test_the_checkpoint_of_a_static_pod_without_a_mirror_pod_has_no_api_object() -> None:
     async def scenario() -> None:
-        node = NumberedNode(STATIC, journal=(journal := FakeJournal()))
+        node = NumberedStatusHarness(STATIC, journal=(journal := StatusJournal()))
         node.manager.set_pod_status(STATIC, READY)
         assert checkpoint(journal, "hash").shown is None
 
@@ -87,7 +87,7 @@ def test_the_checkpoint_of_a_static_pod_without_a_mirror_pod_has_no_api_object()
 
 def test_without_an_api_a_checkpoint_has_no_api_object() -> None:
     async def scenario() -> None:
-        node = NumberedNode(WEB, journal=(journal := FakeJournal()), api=False)
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()), api=False)
         node.manager.set_pod_status(WEB, READY)
         assert checkpoint(journal).shown is None
 
@@ -96,7 +96,7 @@ def test_without_an_api_a_checkpoint_has_no_api_object() -> None:
 
 def test_a_checkpoint_has_the_last_answer_of_the_api() -> None:
     async def scenario() -> None:
-        node = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
         await send(node, UNREADY)
         answer = snapshot_of(versioned(node.api.pods["web"], 10))  # the version is incremented after the answer
         node.manager.set_pod_status(WEB, READY)
@@ -108,7 +108,7 @@ def test_a_checkpoint_has_the_last_answer_of_the_api() -> None:
 @pytest.mark.parametrize("verb", ["get", "patch"])
 def test_a_checkpoint_written_during_a_call_has_the_status_in_flight(verb: str) -> None:
     async def scenario() -> None:
-        node = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
         node.api.seconds = lambda called, name: 1.0 if called == verb else 0.0
         async with asyncio.TaskGroup() as group:
             group.create_task(send(node, UNREADY))
@@ -123,7 +123,7 @@ def test_a_checkpoint_written_during_a_call_has_the_status_in_flight(verb: str) 
 @pytest.mark.parametrize("verb", ["get", "patch"])
 def test_a_checkpoint_has_a_status_that_was_sent_without_an_answer(verb: str) -> None:
     async def scenario() -> None:
-        node = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
 
         def lose(called: str, name: str) -> None:
             if called == verb:
@@ -139,7 +139,7 @@ def test_a_checkpoint_has_a_status_that_was_sent_without_an_answer(verb: str) ->
 
 def test_a_checkpoint_has_all_statuses_sent_since_the_last_answer() -> None:
     async def scenario() -> None:
-        node = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
 
         def lose(called: str, name: str) -> None:
             if called == "patch":
@@ -159,7 +159,7 @@ def test_a_checkpoint_has_all_statuses_sent_since_the_last_answer() -> None:
 
 def test_a_checkpoint_written_while_the_previous_one_becomes_durable_has_the_previous_status() -> None:
     async def scenario() -> None:
-        node = NumberedNode(WEB, journal=(journal := FakeJournal(seconds=0.8)))
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal(seconds=0.8)))
         async with asyncio.TaskGroup() as group:
             group.create_task(send(node, UNREADY))
             await asyncio.sleep(0.4)
@@ -175,7 +175,7 @@ def test_a_checkpoint_written_while_the_previous_one_becomes_durable_has_the_pre
 
 def test_the_first_checkpoint_of_a_returning_pod_has_the_source_object() -> None:
     async def scenario() -> None:
-        node = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
         await send(node, UNREADY)
         node.manager.remove_orphaned_statuses(())
         node.manager.set_pod_status(versioned(WEB, 30), READY)
@@ -186,7 +186,7 @@ def test_the_first_checkpoint_of_a_returning_pod_has_the_source_object() -> None
 
 def test_a_pod_forgotten_during_a_call_leaves_no_checkpoint() -> None:
     async def scenario() -> None:
-        node = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
         node.api.seconds = lambda verb, name: 1.0 if verb == "patch" else 0.0
         async with asyncio.TaskGroup() as group:
             group.create_task(send(node, UNREADY))
@@ -200,7 +200,7 @@ def test_a_pod_forgotten_during_a_call_leaves_no_checkpoint() -> None:
 
 def test_the_checkpoint_of_a_pod_that_comes_back_during_a_call_has_the_status_in_flight() -> None:
     async def scenario() -> None:
-        node = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
         node.api.seconds = lambda verb, name: 1.0
         async with asyncio.TaskGroup() as group:
             group.create_task(send(node, UNREADY))
@@ -215,12 +215,12 @@ def test_the_checkpoint_of_a_pod_that_comes_back_during_a_call_has_the_status_in
 
 def test_the_api_object_of_a_checkpoint_is_in_the_next_one_until_the_api_answers() -> None:
     async def scenario() -> None:
-        before = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        before = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
         await send(before, UNREADY)
         before.manager.set_pod_status(WEB, READY)
         shown = checkpoint(journal).shown
         assert shown is not None
-        after = NumberedNode(WEB, journal=journal)
+        after = NumberedStatusHarness(WEB, journal=journal)
         after.manager.set_pod_status(versioned(WEB, 30), UNREADY)
         assert checkpoint(journal).version == 3
         # The last agent process may have sent READY after it had written the checkpoint.
@@ -231,13 +231,13 @@ def test_the_api_object_of_a_checkpoint_is_in_the_next_one_until_the_api_answers
 
 def test_a_checkpoint_written_without_the_api_is_not_behind_the_status_of_an_earlier_agent() -> None:
     async def scenario() -> None:
-        first = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        first = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
         await send(first, UNREADY)
         in_api = first.api.pods["web"]
-        second = NumberedNode(WEB, journal=journal)  # its API does not answer
+        second = NumberedStatusHarness(WEB, journal=journal)  # its API does not answer
         second.manager.restore([WEB])
         second.manager.set_pod_status(WEB, READY)
-        third = NumberedNode(in_api, journal=journal)
+        third = NumberedStatusHarness(in_api, journal=journal)
         third.manager.restore([in_api])
         restored = third.manager.get_pod_status(uid_of(WEB))
         assert restored is not None
@@ -246,7 +246,7 @@ def test_a_checkpoint_written_without_the_api_is_not_behind_the_status_of_an_ear
     simulate(scenario())
 
 
-LATER: dict[str, tuple[Callable[[NumberedNode], Pod], bool]] = {
+LATER: dict[str, tuple[Callable[[NumberedStatusHarness], Pod], bool]] = {
     "the API has a status that was sent without a checkpoint": (lambda node: node.api.pods["web"], True),
     "the list is older": (lambda node: replace(versioned(WEB, 5), status=UNREADY), False),
     "another client changed the pod": (lambda node: replace(versioned(WEB, 50), status=UNREADY), False),
@@ -255,15 +255,15 @@ LATER: dict[str, tuple[Callable[[NumberedNode], Pod], bool]] = {
 
 @pytest.mark.parametrize(("shown", "dropped"), LATER.values(), ids=LATER.keys())
 def test_a_checkpoint_is_dropped_only_if_the_api_shows_a_status_sent_after_it(
-    shown: Callable[[NumberedNode], Pod], dropped: bool
+    shown: Callable[[NumberedStatusHarness], Pod], dropped: bool
 ) -> None:
     async def scenario() -> None:
-        before = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        before = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
         await send(before, UNREADY)
         old_values = dict(journal.values)
         await send(before, READY)  # its checkpoint is not written
         journal.values = old_values
-        after = NumberedNode(WEB, journal=journal)
+        after = NumberedStatusHarness(WEB, journal=journal)
         after.manager.restore([shown(before)])
         assert (list(after.manager.cached) == []) is dropped
         assert (after.manager.get_pod_status(uid_of(WEB)) is None) is dropped
@@ -273,10 +273,10 @@ def test_a_checkpoint_is_dropped_only_if_the_api_shows_a_status_sent_after_it(
 
 def test_a_checkpoint_with_more_progress_than_the_api_is_kept() -> None:
     async def scenario() -> None:
-        before = NumberedNode(WEB, journal=(journal := FakeJournal()))
+        before = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
         await send(before, UNREADY)
         before.manager.set_pod_status(WEB, EXITED)
-        after = NumberedNode(WEB, journal=journal)
+        after = NumberedStatusHarness(WEB, journal=journal)
         after.manager.restore([replace(versioned(WEB, 50), status=READY)])
         assert list(after.manager.cached) == [PodUID("uid-web")]
 
@@ -285,9 +285,9 @@ def test_a_checkpoint_with_more_progress_than_the_api_is_kept() -> None:
 
 def test_the_checkpoint_of_a_status_taken_from_a_mirror_pod_has_that_mirror_pod() -> None:
     async def scenario() -> None:
-        before = NumberedNode(STATIC, MIRROR, journal=(journal := FakeJournal()))
+        before = NumberedStatusHarness(STATIC, MIRROR, journal=(journal := StatusJournal()))
         before.manager.set_pod_status(STATIC, UNREADY)
-        after = NumberedNode(STATIC, MIRROR, journal=journal)
+        after = NumberedStatusHarness(STATIC, MIRROR, journal=journal)
         mirror = replace(versioned(MIRROR, 50), status=READY)
         after.manager.restore([mirror])
         assert checkpoint(journal, "hash").status == READY
@@ -298,7 +298,7 @@ def test_the_checkpoint_of_a_status_taken_from_a_mirror_pod_has_that_mirror_pod(
 
 def test_a_static_pod_that_loses_its_mirror_pod_during_a_call_has_no_api_object_in_its_checkpoint() -> None:
     async def scenario() -> None:
-        node = Node(STATIC, MIRROR, journal=(journal := FakeJournal()))
+        node = StatusHarness(STATIC, MIRROR, journal=(journal := StatusJournal()))
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(STATIC, UNREADY)
         async with asyncio.TaskGroup() as group:
@@ -318,7 +318,7 @@ def test_a_static_pod_that_loses_its_mirror_pod_during_a_call_has_no_api_object_
 @pytest.mark.parametrize("in_flight", [False, True], ids=["without a call", "during a call"])
 def test_a_static_pod_that_starts_over_is_not_compared_with_its_mirror_pod(in_flight: bool) -> None:
     async def scenario() -> None:
-        node = Node(STATIC, replace(MIRROR, status=EXITED))
+        node = StatusHarness(STATIC, replace(MIRROR, status=EXITED))
         node.api.seconds = lambda verb, name: 1.0
         assert not node.manager.set_pod_status(STATIC, READY)  # a terminated container cannot run
         async with asyncio.TaskGroup() as group:
@@ -335,7 +335,7 @@ def test_a_static_pod_that_starts_over_is_not_compared_with_its_mirror_pod(in_fl
 
 def test_a_static_pod_that_was_forgotten_is_compared_with_its_mirror_pod_again() -> None:
     async def scenario() -> None:
-        node = Node(STATIC, replace(MIRROR, status=EXITED))
+        node = StatusHarness(STATIC, replace(MIRROR, status=EXITED))
         node.manager.start_over(uid_of(STATIC))
         assert node.manager.set_pod_status(STATIC, READY)
         node.manager.forget(uid_of(STATIC))
@@ -346,7 +346,7 @@ def test_a_static_pod_that_was_forgotten_is_compared_with_its_mirror_pod_again()
 
 def test_a_static_pod_that_was_forgotten_during_a_call_is_compared_with_its_mirror_pod() -> None:
     async def scenario() -> None:
-        node = Node(STATIC, replace(MIRROR, status=EXITED))
+        node = StatusHarness(STATIC, replace(MIRROR, status=EXITED))
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(STATIC, replace(EXITED, message="2"))
         async with asyncio.TaskGroup() as group:

@@ -1,7 +1,6 @@
 """Single steps of the status manager: offers to the sender, unsent statuses, and forgotten pods."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from datetime import timedelta
@@ -18,7 +17,8 @@ from podkeeper.model.pods import uid_of
 from podkeeper.rules.status.publish import CachedStatus, aligned_with, snapshot_of
 from podkeeper.testing import build
 from podkeeper.testing.virtual_time import BEGINNING, simulate
-from tests.engine.test_status import FakeJournal, Hooks, Node, container_status, pod, status
+from tests.engine.recording_sender import RecordingSender
+from tests.engine.test_status import Hooks, StatusHarness, StatusJournal, container_status, pod, status
 
 WEB, DB = pod("web"), pod("db")
 MIRROR, NEXT_MIRROR = pod("dns", uid="m-1", mirror="hash"), pod("dns", uid="m-2", mirror="hash")
@@ -27,32 +27,7 @@ REJECTED = PodStatus(phase="Failed", reason="OutOfcpu", message="2")
 EXITED = replace(status(2), container_statuses=(container_status(exit_code=3),))
 RUNNING = replace(status(1, ready=True), container_statuses=(container_status(),))
 
-
-@dataclass
-class FakeSender:
-    """Records offers, and sends only drained keys."""
-
-    offers: list[tuple[PodUID, Hashable, bool, bool]] = field(default_factory=list)  # the flags: urgent, at once
-    forgotten: list[PodUID] = field(default_factory=list)
-    drained: list[PodUID] = field(default_factory=list)
-    offered: Callable[[], None] = lambda: None
-    send: Callable[[PodUID], Awaitable[None]] | None = None
-
-    def offer(self, key: PodUID, target: Hashable, *, urgent: bool = False, at_once: bool = False) -> None:
-        self.offers.append((key, target, urgent, at_once))
-        self.offered()
-
-    def forget(self, key: PodUID) -> None:
-        self.forgotten.append(key)
-
-    async def run(self, send: Callable[[PodUID], Awaitable[None]]) -> None:
-        self.send = send
-        await asyncio.Event().wait()
-
-    async def drain(self, keys: Iterable[PodUID], send: Callable[[PodUID], Awaitable[None]]) -> None:
-        self.drained = list(keys)
-        for key in self.drained:
-            await send(key)
+Sender = RecordingSender[PodUID]
 
 
 # Offers to the sender.
@@ -60,7 +35,7 @@ class FakeSender:
 
 def test_changes_are_offered_in_order_with_the_name_of_their_object_as_target() -> None:
     async def scenario() -> None:
-        node = Node(WEB, DB, sender=(sender := FakeSender()))
+        node = StatusHarness(WEB, DB, sender=(sender := Sender()))
         node.manager.set_pod_status(DB, status(1))
         node.manager.set_pod_status(WEB, status(1, ready=True))
         assert node.manager.has_changes
@@ -77,7 +52,7 @@ def test_changes_are_offered_in_order_with_the_name_of_their_object_as_target() 
 
 def test_a_change_stays_urgent_until_it_is_offered() -> None:
     async def scenario() -> None:
-        node = Node(STATIC, MIRROR, WEB, sender=(sender := FakeSender()))
+        node = StatusHarness(STATIC, MIRROR, WEB, sender=(sender := Sender()))
         node.manager.set_pod_status(STATIC, status(1, ready=True))
         node.manager.mirror_changed(uid_of(STATIC))
         node.manager.set_pod_status(WEB, status(1, ready=True))
@@ -99,7 +74,7 @@ def test_a_change_stays_urgent_until_it_is_offered() -> None:
 
 def test_sync_batch_offers_due_statuses_at_once_with_their_urgency() -> None:
     async def scenario() -> None:
-        node = Node(WEB, DB, STATIC, sender=(sender := FakeSender()))
+        node = StatusHarness(WEB, DB, STATIC, sender=(sender := Sender()))
         node.manager.set_pod_status(STATIC, status(1))  # it has no mirror pod yet
         node.manager.set_pod_status(WEB, status(1))
         node.manager.set_pod_status(DB, status(1, ready=True))
@@ -115,7 +90,7 @@ def test_sync_batch_offers_due_statuses_at_once_with_their_urgency() -> None:
 
 def test_sync_batch_offers_a_status_that_was_offered_before_as_not_urgent() -> None:
     async def scenario() -> None:
-        node = Node(WEB, sender=(sender := FakeSender()))
+        node = StatusHarness(WEB, sender=(sender := Sender()))
         node.manager.set_pod_status(WEB, status(1, ready=True))
         async with node.running():
             await asyncio.sleep(1)
@@ -129,8 +104,8 @@ def test_sync_batch_offers_a_status_that_was_offered_before_as_not_urgent() -> N
 def test_a_status_is_offered_only_after_it_is_durable(in_batch: bool) -> None:
     async def scenario() -> list[tuple[float, str]]:
         offers: list[tuple[float, str]] = []
-        sender = FakeSender(offered=lambda: offers.append((node.at, sender.offers[-1][0])))
-        node = Node(WEB, DB, journal=FakeJournal(seconds=0.5), sender=sender)
+        sender = Sender(offered=lambda: offers.append((node.at, sender.offers[-1][0])))
+        node = StatusHarness(WEB, DB, journal=StatusJournal(seconds=0.5), sender=sender)
         node.manager.set_pod_status(WEB, status(1))
         if in_batch:
             async with asyncio.TaskGroup() as group:
@@ -152,7 +127,7 @@ def test_a_status_is_offered_only_after_it_is_durable(in_batch: bool) -> None:
 
 def test_without_an_api_nothing_is_offered() -> None:
     async def scenario() -> None:
-        node = Node(WEB, api=False, sender=(sender := FakeSender()))
+        node = StatusHarness(WEB, api=False, sender=(sender := Sender()))
         node.manager.set_pod_status(WEB, status(1))
         async with node.running():
             await asyncio.sleep(25)
@@ -164,7 +139,7 @@ def test_without_an_api_nothing_is_offered() -> None:
 @pytest.mark.parametrize("api", [False, True], ids=["without an API", "for a forgotten pod"])
 def test_a_call_of_the_sender_does_nothing(api: bool) -> None:
     async def scenario() -> None:
-        node = Node(WEB, api=api, sender=(sender := FakeSender()))
+        node = StatusHarness(WEB, api=api, sender=(sender := Sender()))
         node.manager.set_pod_status(WEB, status(1))
         if api:
             node.manager.remove_orphaned_statuses(())
@@ -180,7 +155,7 @@ def test_a_call_of_the_sender_does_nothing(api: bool) -> None:
 
 def test_a_call_waits_for_the_checkpoint_of_its_pod() -> None:
     async def scenario() -> list[float]:
-        node = Node(WEB, journal=FakeJournal(seconds=0.5), sender=(sender := FakeSender()))
+        node = StatusHarness(WEB, journal=StatusJournal(seconds=0.5), sender=(sender := Sender()))
         async with node.running():
             await asyncio.sleep(1)
             node.manager.set_pod_status(WEB, status(1))
@@ -193,7 +168,7 @@ def test_a_call_waits_for_the_checkpoint_of_its_pod() -> None:
 
 def test_a_status_is_compared_until_the_watch_delivers_the_sent_one() -> None:
     async def scenario() -> list[float]:
-        node = Node(WEB)
+        node = StatusHarness(WEB)
         async with node.running():
             node.manager.set_pod_status(WEB, status(1))
             await asyncio.sleep(1)
@@ -213,7 +188,7 @@ def test_a_status_is_compared_until_the_watch_delivers_the_sent_one() -> None:
 
 def test_batches_skip_a_static_pod_whose_mirror_pod_has_its_status() -> None:
     async def scenario() -> None:
-        node = Node(STATIC, MIRROR)
+        node = StatusHarness(STATIC, MIRROR)
         async with node.running():
             node.manager.set_pod_status(STATIC, status(1))
             await asyncio.sleep(1)
@@ -231,7 +206,7 @@ def test_batches_skip_a_static_pod_whose_mirror_pod_has_its_status() -> None:
 
 def test_only_a_full_batch_drops_the_versions_of_removed_pods() -> None:
     async def scenario() -> None:
-        node = Node(WEB, STATIC, MIRROR)
+        node = StatusHarness(WEB, STATIC, MIRROR)
         for each in (WEB, STATIC):
             node.manager.set_pod_status(each, status(1))
         await node.manager.sync_batch(every=False)
@@ -260,7 +235,7 @@ def test_a_batch_yields_after_five_hundred_pods() -> None:
             turns.append(turn)
             asyncio.get_running_loop().call_soon(count_turn)
 
-        node = Node(*pods, sender=(sender := FakeSender(offered=offered)))
+        node = StatusHarness(*pods, sender=(sender := Sender(offered=offered)))
         node.set_all(pods, 1)
         async with node.running():
             await asyncio.sleep(9)
@@ -279,7 +254,7 @@ def test_a_batch_yields_after_five_hundred_pods() -> None:
 )
 def test_a_changed_mirror_pod_is_ignored(pods: tuple[Pod, ...], uid: str) -> None:
     async def scenario() -> bool:
-        node = Node(*pods, api=uid == "unknown")
+        node = StatusHarness(*pods, api=uid == "unknown")
         if uid != "unknown":
             node.manager.set_pod_status(WEB, status(1))
         node.manager.mirror_changed(PodUID(uid))
@@ -290,9 +265,9 @@ def test_a_changed_mirror_pod_is_ignored(pods: tuple[Pod, ...], uid: str) -> Non
 
 def test_a_changed_mirror_pod_loads_the_checkpoint_of_its_pod() -> None:
     async def scenario() -> None:
-        before = Node(STATIC, journal=(journal := FakeJournal()))
+        before = StatusHarness(STATIC, journal=(journal := StatusJournal()))
         before.manager.set_pod_status(STATIC, status(1))
-        after = Node(STATIC, MIRROR, journal=journal)
+        after = StatusHarness(STATIC, MIRROR, journal=journal)
         after.manager.mirror_changed(uid_of(STATIC))
         assert after.manager.has_changes
 
@@ -316,7 +291,7 @@ class FailingPods(PodManager):
 
 def test_the_next_batch_runs_after_an_unexpected_error() -> None:
     async def scenario() -> None:
-        node = Node(known=(known := FailingPods()), sender=(sender := FakeSender()))
+        node = StatusHarness(known=(known := FailingPods()), sender=(sender := Sender()))
         known.update(WEB)
         node.manager.set_pod_status(WEB, status(1))
         async with node.running():
@@ -333,7 +308,7 @@ def test_the_next_batch_runs_after_an_unexpected_error() -> None:
 
 def test_a_hung_disk_does_not_delay_the_batch() -> None:
     async def scenario() -> list[float]:
-        node = Node(WEB, journal=FakeJournal(seconds=1e6))
+        node = StatusHarness(WEB, journal=StatusJournal(seconds=1e6))
         node.api.pods.clear()
         node.manager.set_pod_status(WEB, status(1))
         async with node.running():
@@ -345,7 +320,7 @@ def test_a_hung_disk_does_not_delay_the_batch() -> None:
 
 def test_without_an_api_a_failed_checkpoint_is_written_by_the_next_batch() -> None:
     async def scenario() -> None:
-        node = Node(WEB, api=False, journal=(journal := FakeJournal(failures=1)))
+        node = StatusHarness(WEB, api=False, journal=(journal := StatusJournal(failures=1)))
         node.manager.set_pod_status(WEB, status(1))
         async with node.running():
             await asyncio.sleep(9.5)
@@ -395,7 +370,7 @@ UNSENT = {
 @pytest.mark.parametrize("case", UNSENT.values(), ids=UNSENT.keys())
 def test_nothing_is_sent_if(case: Case) -> None:
     async def scenario() -> None:
-        node = Node(*case.pods, hooks=case.hooks, sender=FakeSender())
+        node = StatusHarness(*case.pods, hooks=case.hooks, sender=Sender())
         node.api.pods.clear()
         if case.in_api is not None:
             node.api.put(case.in_api)
@@ -447,7 +422,7 @@ SENT = {
 @pytest.mark.parametrize("case, api_uid", SENT.values(), ids=SENT.keys())
 def test_a_status_is_sent_if(case: Case, api_uid: str) -> None:
     async def scenario() -> None:
-        node = Node(*case.pods, hooks=case.hooks, sender=FakeSender())
+        node = StatusHarness(*case.pods, hooks=case.hooks, sender=Sender())
         assert case.in_api is not None
         hook = case.hooks.get("is_outdated")
         if hook is not None and case.of is STATIC:
@@ -468,7 +443,7 @@ def test_a_mirror_pod_of_the_next_static_pod_gets_no_old_status() -> None:
 
     async def scenario() -> None:
         successor = replace(STATIC, metadata=replace(STATIC.metadata, uid="successor"))
-        node = Node(STATIC, MIRROR, successor)
+        node = StatusHarness(STATIC, MIRROR, successor)
         node.manager.set_pod_status(STATIC, status(1))
         async with node.running():
             await asyncio.sleep(1)
@@ -480,7 +455,7 @@ def test_a_mirror_pod_of_the_next_static_pod_gets_no_old_status() -> None:
 
 def test_the_status_of_a_pod_forgotten_during_the_get_is_not_sent() -> None:
     async def scenario() -> None:
-        node = Node(WEB, sender=FakeSender())
+        node = StatusHarness(WEB, sender=Sender())
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(WEB, status(1))
         async with asyncio.TaskGroup() as group:
@@ -495,7 +470,7 @@ def test_the_status_of_a_pod_forgotten_during_the_get_is_not_sent() -> None:
 
 def test_the_lag_starts_at_the_oldest_unsent_change() -> None:
     async def scenario() -> None:
-        node = Node(WEB)
+        node = StatusHarness(WEB)
         node.api.fail_before = away
         for number in (1, 2):
             node.manager.set_pod_status(WEB, status(number))
@@ -518,7 +493,7 @@ def away(verb: str, name: str) -> None:
 
 def test_a_failed_restore_does_not_change_the_time_of_a_newer_change() -> None:
     async def scenario() -> None:
-        node = Node(WEB, sender=FakeSender())
+        node = StatusHarness(WEB, sender=Sender())
         node.manager.set_pod_status(WEB, status(1))
         await node.manager.sync_batch(every=True)
         node.api.put(replace(node.api.pods["web"], status=status(666)))
@@ -543,7 +518,7 @@ def test_a_failed_restore_does_not_change_the_time_of_a_newer_change() -> None:
 def test_a_failed_deletion_is_retried_and_the_status_counts_as_sent() -> None:
     async def scenario() -> None:
         deleted = pod("web", deleted=True)
-        node = Node(deleted, sender=FakeSender())
+        node = StatusHarness(deleted, sender=Sender())
         node.manager.set_pod_status(deleted, status(1, phase="Succeeded"))
         node.manager.terminate_pod(deleted)
         node.api.fail_before = lambda verb, name: away(verb, name) if verb == "delete" else None
@@ -560,7 +535,7 @@ def test_a_failed_deletion_is_retried_and_the_status_counts_as_sent() -> None:
 
 def test_the_time_of_a_disruption_is_that_of_the_terminal_phase() -> None:
     async def scenario() -> None:
-        node = Node(WEB)
+        node = StatusHarness(WEB)
         disrupted = PodCondition(type="DisruptionTarget", status="True")
         node.manager.set_pod_status(WEB, PodStatus(phase="Failed", conditions=(disrupted,)))
         await asyncio.sleep(5)
@@ -574,7 +549,7 @@ def test_the_time_of_a_disruption_is_that_of_the_terminal_phase() -> None:
 
 def test_the_lag_is_not_negative_if_the_wall_clock_is_set_back() -> None:
     async def scenario() -> None:
-        node = Node(WEB)
+        node = StatusHarness(WEB)
         node.manager.set_pod_status(WEB, status(1))
         node.clock.jump(-100)
         await node.manager.sync_batch(every=False)
@@ -585,7 +560,7 @@ def test_the_lag_is_not_negative_if_the_wall_clock_is_set_back() -> None:
 
 def test_could_run_gets_the_uid_of_the_api_object() -> None:
     async def scenario() -> list[str | None]:
-        node = Node(STATIC, MIRROR)
+        node = StatusHarness(STATIC, MIRROR)
         node.could_run.add("m-1")
         node.manager.set_pod_status(STATIC, status(1, phase="Failed"))
         await node.manager.sync_batch(every=False)
@@ -615,11 +590,11 @@ def test_could_run_gets_the_uid_of_the_api_object() -> None:
 @pytest.mark.parametrize("restarted", [False, True], ids=["by this agent", "before a restart"])
 def test_forget_rejection(of: Pod, new: PodStatus | None, forgotten: bool, restarted: bool) -> None:
     async def scenario() -> None:
-        node = Node(of, journal=(journal := FakeJournal()))
+        node = StatusHarness(of, journal=(journal := StatusJournal()))
         if new is not None:
             node.manager.set_pod_status(of, new)
         if restarted:
-            node = Node(of, journal=journal)
+            node = StatusHarness(of, journal=journal)
         assert node.manager.forget_rejection(of) is forgotten
         assert (node.manager.get_pod_status(uid_of(of)) is None) is (forgotten or new is None)
         assert (journal.values == {}) is (forgotten or new is None)
@@ -630,14 +605,14 @@ def test_forget_rejection(of: Pod, new: PodStatus | None, forgotten: bool, resta
 def test_the_rejection_of_a_pod_without_a_uid_cannot_be_forgotten() -> None:
     async def scenario() -> None:
         with pytest.raises(BadInput, match=r"metadata\.uid: Required value: cannot store the status of pod ns/dns"):
-            Node().manager.forget_rejection(build.pod("dns", namespace="ns", uid=""))
+            StatusHarness().manager.forget_rejection(build.pod("dns", namespace="ns", uid=""))
 
     simulate(scenario())
 
 
 def test_a_forgotten_pod_leaves_nothing_and_starts_from_version_one_again() -> None:
     async def scenario() -> None:
-        node = Node(STATIC, MIRROR, journal=(journal := FakeJournal()), sender=(sender := FakeSender()))
+        node = StatusHarness(STATIC, MIRROR, journal=(journal := StatusJournal()), sender=(sender := Sender()))
         for number in (1, 2):
             node.manager.set_pod_status(STATIC, replace(REJECTED, message=str(number)))
         assert node.manager.cached[uid_of(STATIC)].version == 2
@@ -655,12 +630,12 @@ def test_needed_statuses_of_orphans_are_kept_including_checkpoints() -> None:
     async def scenario() -> None:
         pods = [pod(name) for name in ("kept", "ending", "gone")]
         ending: Hooks = {"is_needed": lambda uid: uid == "uid-ending"}
-        first = Node(*pods, journal=(journal := FakeJournal()), hooks=ending)
+        first = StatusHarness(*pods, journal=(journal := StatusJournal()), hooks=ending)
         first.set_all(pods, 1)
         first.manager.remove_orphaned_statuses([uid_of(pods[0])])
         assert list(first.manager.cached) == ["uid-kept", "uid-ending"]
         assert list(journal.values) == ["status/uid-kept", "status/uid-ending"]
-        second = Node(*pods, journal=journal, hooks=ending)
+        second = StatusHarness(*pods, journal=journal, hooks=ending)
         second.manager.remove_orphaned_statuses(())
         assert list(journal.values) == ["status/uid-ending"]
 
@@ -672,7 +647,7 @@ def test_needed_statuses_of_orphans_are_kept_including_checkpoints() -> None:
 
 def test_subscribers_and_the_checkpoint_get_the_cached_status() -> None:
     async def scenario() -> None:
-        node = Node(WEB, journal=(journal := FakeJournal()))
+        node = StatusHarness(WEB, journal=(journal := StatusJournal()))
         received: list[tuple[PodUID, PodStatus]] = []
         node.manager.subscribe(lambda uid, accepted: received.append((uid, accepted)))
         node.manager.set_pod_status(WEB, PodStatus(message="1"))
@@ -701,9 +676,9 @@ def test_subscribers_and_the_checkpoint_get_the_cached_status() -> None:
 @pytest.mark.parametrize("api", [True, False])
 def test_a_restored_and_confirmed_status_is_sent_once(api: bool) -> None:
     async def scenario() -> None:
-        before = Node(WEB, api=False, journal=(journal := FakeJournal()))
+        before = StatusHarness(WEB, api=False, journal=(journal := StatusJournal()))
         before.manager.set_pod_status(WEB, status(1))
-        after = Node(WEB, api=api, journal=journal)
+        after = StatusHarness(WEB, api=api, journal=journal)
         assert not after.manager.has_changes
         assert not after.manager.set_pod_status(WEB, status(1))
         assert after.manager.has_changes
@@ -720,10 +695,10 @@ def test_a_restored_and_confirmed_status_is_sent_once(api: bool) -> None:
 
 def test_a_restored_phase_is_published_when_it_is_loaded() -> None:
     async def scenario() -> None:
-        before = Node(WEB, DB, api=False, journal=(journal := FakeJournal()))
+        before = StatusHarness(WEB, DB, api=False, journal=(journal := StatusJournal()))
         before.manager.set_pod_status(WEB, status(1))
         before.manager.set_pod_status(DB, PodStatus(message="1"))
-        after = Node(WEB, DB, api=False, journal=journal)
+        after = StatusHarness(WEB, DB, api=False, journal=journal)
         for uid in ("uid-web", "uid-db", "uid-web"):
             after.manager.get_pod_status(PodUID(uid))
         assert dict(after.manager.phases()) == {"uid-web": "Running", "uid-db": ""}
@@ -737,10 +712,10 @@ def test_a_restored_phase_is_published_when_it_is_loaded() -> None:
 )
 def test_only_a_restored_status_behind_the_api_is_dropped(restarted: bool, shown: PodStatus, kept: bool) -> None:
     async def scenario() -> None:
-        node = Node(WEB, journal=(journal := FakeJournal()))
+        node = StatusHarness(WEB, journal=(journal := StatusJournal()))
         node.manager.set_pod_status(WEB, RUNNING)
         if restarted:
-            node = Node(WEB, journal=journal)
+            node = StatusHarness(WEB, journal=journal)
         node.manager.restore([DB, replace(WEB, status=shown)])
         assert (list(node.manager.cached), list(journal.values)) == (
             (["uid-web"], ["status/uid-web"]) if kept else ([], [])
@@ -751,9 +726,9 @@ def test_only_a_restored_status_behind_the_api_is_dropped(restarted: bool, shown
 
 def test_restoring_a_mirror_pod_loads_the_checkpoint_of_its_static_pod() -> None:
     async def scenario() -> None:
-        before = Node(STATIC, api=False, journal=(journal := FakeJournal()))
+        before = StatusHarness(STATIC, api=False, journal=(journal := StatusJournal()))
         before.manager.set_pod_status(STATIC, status(1))
-        after = Node(STATIC, MIRROR, journal=journal)
+        after = StatusHarness(STATIC, MIRROR, journal=journal)
         after.manager.restore([MIRROR])
         assert list(after.manager.cached) == ["hash"]
 
@@ -776,9 +751,9 @@ def test_a_checkpoint_behind_the_mirror_pod_is_replaced_by_the_status_of_the_mir
     shown: PodStatus, kept: bool, sent: bool
 ) -> None:
     async def scenario() -> None:
-        before = Node(STATIC, api=False, journal=(journal := FakeJournal()))
+        before = StatusHarness(STATIC, api=False, journal=(journal := StatusJournal()))
         before.manager.set_pod_status(STATIC, RUNNING)
-        after = Node(STATIC, mirror := replace(MIRROR, status=shown), journal=journal)
+        after = StatusHarness(STATIC, mirror := replace(MIRROR, status=shown), journal=journal)
         if sent:
             after.manager.get_pod_status(uid_of(STATIC))
             await after.manager.sync_batch(every=False)
@@ -791,7 +766,7 @@ def test_a_checkpoint_behind_the_mirror_pod_is_replaced_by_the_status_of_the_mir
         assert published is not None
         assert published.container_statuses == shown.container_statuses
         assert dict(after.manager.phases()) == {"hash": shown.phase}
-        again = Node(STATIC, mirror, journal=journal)  # the checkpoint is as new as the mirror pod
+        again = StatusHarness(STATIC, mirror, journal=journal)  # the checkpoint is as new as the mirror pod
         restored = again.manager.get_pod_status(uid_of(STATIC))
         assert restored is not None
         assert restored.container_statuses == shown.container_statuses
@@ -801,9 +776,9 @@ def test_a_checkpoint_behind_the_mirror_pod_is_replaced_by_the_status_of_the_mir
 
 def test_the_status_of_a_mirror_pod_from_an_old_list_is_replaced_by_the_current_one() -> None:
     async def scenario() -> None:
-        before = Node(STATIC, api=False, journal=(journal := FakeJournal()))
+        before = StatusHarness(STATIC, api=False, journal=(journal := StatusJournal()))
         before.manager.set_pod_status(STATIC, replace(RUNNING, container_statuses=(STARTING,)))
-        after = Node(STATIC, replace(MIRROR, status=EXITED), journal=journal)
+        after = StatusHarness(STATIC, replace(MIRROR, status=EXITED), journal=journal)
         listed = replace(RUNNING, container_statuses=(replace(STARTING, started=True),))
         after.manager.restore([replace(MIRROR, status=listed)])
         assert after.manager.get_pod_status(uid_of(STATIC)) == listed
@@ -820,7 +795,7 @@ def _counted(restarts: int, message: str = "1") -> PodStatus:
     )
 
 
-def _count_in_api(node: Node) -> int:
+def _count_in_api(node: StatusHarness) -> int:
     (found,) = node.api.pods["web"].status.container_statuses or ()
     return found.restart_count
 
@@ -835,10 +810,10 @@ def _count_in_api(node: Node) -> int:
 )
 def test_the_first_sent_status_keeps_the_restart_counts_of_the_api(hooks: Hooks, stored: bool, expected: int) -> None:
     async def scenario() -> None:
-        journal = FakeJournal()
+        journal = StatusJournal()
         if stored:
-            Node(WEB, api=False, journal=journal).manager.set_pod_status(WEB, _counted(1))
-        node = Node(WEB, journal=journal, hooks=hooks)
+            StatusHarness(WEB, api=False, journal=journal).manager.set_pod_status(WEB, _counted(1))
+        node = StatusHarness(WEB, journal=journal, hooks=hooks)
         node.api.put(replace(WEB, status=_counted(2)))
         node.manager.set_pod_status(WEB, _counted(1, "2"))
         await node.manager.sync_batch(every=False)
@@ -850,7 +825,7 @@ def test_the_first_sent_status_keeps_the_restart_counts_of_the_api(hooks: Hooks,
 
 def test_a_restart_count_that_is_overwritten_later_is_restored() -> None:
     async def scenario() -> None:
-        node = Node(WEB, hooks=Hooks(align=aligned_with))
+        node = StatusHarness(WEB, hooks=Hooks(align=aligned_with))
         node.manager.set_pod_status(WEB, _counted(1))
         await node.manager.sync_batch(every=False)
         node.api.put(replace(node.api.pods["web"], status=_counted(7)))
@@ -863,7 +838,7 @@ def test_a_restart_count_that_is_overwritten_later_is_restored() -> None:
 
 def test_a_status_accepted_during_the_first_call_keeps_the_restart_counts_of_the_api() -> None:
     async def scenario() -> None:
-        node = Node(WEB, hooks=Hooks(align=aligned_with))
+        node = StatusHarness(WEB, hooks=Hooks(align=aligned_with))
         node.api.put(replace(WEB, status=_counted(2)))
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(WEB, _counted(1))
@@ -878,7 +853,7 @@ def test_a_status_accepted_during_the_first_call_keeps_the_restart_counts_of_the
 
 def test_the_status_of_a_static_pod_is_saved_if_its_mirror_pod_has_it() -> None:
     async def scenario() -> None:
-        node = Node(STATIC, MIRROR, journal=(journal := FakeJournal()))
+        node = StatusHarness(STATIC, MIRROR, journal=(journal := StatusJournal()))
         journal.failures = 1000
         node.manager.set_pod_status(STATIC, status(1))
         assert not await node.manager.is_saved(uid_of(STATIC))
@@ -893,7 +868,7 @@ def test_the_status_of_a_static_pod_is_saved_if_its_mirror_pod_has_it() -> None:
 
 def test_the_merged_status_does_not_replace_a_version_accepted_during_the_call() -> None:
     async def scenario() -> None:
-        node = Node(WEB)
+        node = StatusHarness(WEB)
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(WEB, status(1))
         async with asyncio.TaskGroup() as group:
@@ -911,9 +886,9 @@ def test_the_merged_status_does_not_replace_a_version_accepted_during_the_call()
 @pytest.mark.parametrize("changed", [False, True], ids=["the same status", "a new status"])
 def test_a_checkpoint_behind_the_api_is_dropped_before_it_is_sent_unless_there_is_a_new_status(changed: bool) -> None:
     async def scenario() -> None:
-        before = Node(WEB, api=False, journal=(journal := FakeJournal()))
+        before = StatusHarness(WEB, api=False, journal=(journal := StatusJournal()))
         before.manager.set_pod_status(WEB, RUNNING)
-        after = Node(replace(WEB, status=EXITED), journal=journal, sender=FakeSender())
+        after = StatusHarness(replace(WEB, status=EXITED), journal=journal, sender=Sender())
         after.manager.get_pod_status(uid_of(WEB))
         if changed:
             after.manager.set_pod_status(WEB, replace(RUNNING, message="3"))
@@ -928,9 +903,9 @@ def test_a_checkpoint_behind_the_api_is_dropped_before_it_is_sent_unless_there_i
 
 def test_a_confirmed_status_is_not_urgent() -> None:
     async def scenario() -> None:
-        before = Node(WEB, api=False, journal=(journal := FakeJournal()))
+        before = StatusHarness(WEB, api=False, journal=(journal := StatusJournal()))
         before.manager.set_pod_status(WEB, status(1, ready=True))
-        after = Node(WEB, journal=journal, sender=(sender := FakeSender()))
+        after = StatusHarness(WEB, journal=journal, sender=(sender := Sender()))
         after.manager.set_pod_status(WEB, status(1, ready=True))
         async with after.running():
             await asyncio.sleep(1)
@@ -941,7 +916,7 @@ def test_a_confirmed_status_is_not_urgent() -> None:
 
 def test_a_probe_result_is_a_new_version_once() -> None:
     async def scenario() -> None:
-        node = Node(WEB)
+        node = StatusHarness(WEB)
         node.manager.set_pod_status(WEB, replace(status(1), container_statuses=(container_status(ready=False),)))
         for take in (node.manager.set_container_readiness, node.manager.set_container_startup):
             assert [take(uid_of(WEB), "fake://app", True) for _ in range(2)] == [True, False]
@@ -956,7 +931,7 @@ def test_a_terminated_container_does_not_become_ready(ready: bool, only_running:
     """Simulation seed 92: the result of a readiness probe was processed after its pod had finished."""
 
     async def scenario() -> None:
-        node = Node(WEB, hooks={"only_running_is_ready": only_running})
+        node = StatusHarness(WEB, hooks={"only_running_is_ready": only_running})
         ended = replace(container_status(exit_code=0), ready=not ready)
         node.manager.set_pod_status(WEB, replace(status(1, phase="Failed"), container_statuses=(ended,)))
         expected = not (ready and only_running)
@@ -971,7 +946,7 @@ def test_a_terminated_container_does_not_become_ready(ready: bool, only_running:
 
 def test_a_container_that_waits_after_its_exit_does_not_become_ready() -> None:
     async def scenario() -> None:
-        node = Node(WEB, hooks={"only_running_is_ready": True})
+        node = StatusHarness(WEB, hooks={"only_running_is_ready": True})
         waiting = ContainerState(waiting=ContainerStateWaiting(reason="CrashLoopBackOff"))
         crashed = replace(container_status(ready=False), state=waiting, last_state=container_status(exit_code=1).state)
         node.manager.set_pod_status(WEB, replace(status(1), container_statuses=(crashed,)))
@@ -983,7 +958,7 @@ def test_a_container_that_waits_after_its_exit_does_not_become_ready() -> None:
 
 def test_a_probe_result_for_a_removed_pod_changes_nothing() -> None:
     async def scenario() -> None:
-        node = Node()
+        node = StatusHarness()
         node.manager.set_pod_status(WEB, replace(status(1), container_statuses=(container_status(ready=False),)))
         for take in (node.manager.set_container_readiness, node.manager.set_container_startup):
             assert not take(uid_of(WEB), "fake://app", True)
@@ -996,7 +971,7 @@ def test_a_probe_result_for_a_removed_pod_changes_nothing() -> None:
 def test_the_last_status_is_the_newest_one_with_all_containers_terminated(cached: bool) -> None:
     async def scenario() -> None:
         shown = replace(status(1, phase="Succeeded"), container_statuses=(container_status(exit_code=7),))
-        node = Node(of := replace(WEB, status=shown))
+        node = StatusHarness(of := replace(WEB, status=shown))
         if cached:
             node.manager.set_pod_status(
                 of, replace(status(2, phase="Failed"), container_statuses=(container_status(exit_code=8),))

@@ -9,7 +9,7 @@ from podkeeper.model.k8s.core import Pod, PodCondition, PodStatus
 from podkeeper.model.pods import uid_of
 from podkeeper.rules.status.publish import aligned_with
 from podkeeper.testing.virtual_time import simulate
-from tests.engine.test_status import FakeJournal, Hooks, Node, pod, status
+from tests.engine.test_status import Hooks, StatusHarness, StatusJournal, pod, status
 
 WEB = pod("web")
 LONG_AGO, BEGINNING, LATER = "2025-12-31T00:00:00Z", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
@@ -29,7 +29,7 @@ def times(of: PodStatus) -> tuple[str | None, str | None]:
     return of.start_time, ready.last_transition_time
 
 
-def in_api(node: Node, name: str = "web") -> PodStatus:
+def in_api(node: StatusHarness, name: str = "web") -> PodStatus:
     return node.api.pods[name].status
 
 
@@ -43,7 +43,7 @@ def in_api(node: Node, name: str = "web") -> PodStatus:
 )
 def test_the_first_status_takes_its_times_from_the_api(ready: bool, hooks: Hooks, expected: tuple[str, str]) -> None:
     async def scenario() -> None:
-        node = Node(WEB, hooks=hooks)
+        node = StatusHarness(WEB, hooks=hooks)
         node.api.put(replace(WEB, status=SHOWN))
         node.manager.set_pod_status(WEB, status(1, ready=ready))
         await node.manager.sync_batch(every=False)
@@ -54,7 +54,7 @@ def test_the_first_status_takes_its_times_from_the_api(ready: bool, hooks: Hooks
 
 def test_later_statuses_have_their_own_times() -> None:
     async def scenario() -> None:
-        node = Node(WEB, hooks=OFFLINE)
+        node = StatusHarness(WEB, hooks=OFFLINE)
         node.manager.set_pod_status(WEB, status(1))
         await node.manager.sync_batch(every=False)
         node.api.put(replace(node.api.pods["web"], status=replace(in_api(node), start_time=LONG_AGO)))
@@ -67,7 +67,7 @@ def test_later_statuses_have_their_own_times() -> None:
 
 def test_a_forgotten_pod_that_comes_back_takes_the_times_of_the_api_again() -> None:
     async def scenario() -> None:
-        node = Node(WEB, hooks=OFFLINE)
+        node = StatusHarness(WEB, hooks=OFFLINE)
         node.manager.set_pod_status(WEB, status(1, ready=True))
         await node.manager.sync_batch(every=False)
         node.manager.forget(uid_of(WEB))
@@ -81,7 +81,7 @@ def test_a_forgotten_pod_that_comes_back_takes_the_times_of_the_api_again() -> N
 
 def test_a_pod_of_an_old_list_takes_the_newer_times() -> None:
     async def scenario() -> None:
-        node = Node(known := replace(WEB, status=replace(SHOWN, start_time=BEGINNING)), hooks=OFFLINE)
+        node = StatusHarness(known := replace(WEB, status=replace(SHOWN, start_time=BEGINNING)), hooks=OFFLINE)
         node.api.put(replace(WEB, status=replace(SHOWN, conditions=(ready_since(LATER),))))
         node.manager.set_pod_status(known, status(1, ready=True))
         await node.manager.sync_batch(every=False)
@@ -92,10 +92,10 @@ def test_a_pod_of_an_old_list_takes_the_newer_times() -> None:
 
 def test_after_a_restart_a_restored_status_takes_the_times_of_the_api() -> None:
     async def scenario() -> None:
-        first = Node(WEB, journal=(journal := FakeJournal()), hooks=OFFLINE)
+        first = StatusHarness(WEB, journal=(journal := StatusJournal()), hooks=OFFLINE)
         first.manager.set_pod_status(WEB, status(1, ready=True))
         await asyncio.sleep(60)
-        second = Node(WEB, journal=journal, hooks=OFFLINE)
+        second = StatusHarness(WEB, journal=journal, hooks=OFFLINE)
         second.api.put(replace(WEB, status=SHOWN))
         second.manager.set_pod_status(WEB, status(3, ready=True))
         await second.manager.sync_batch(every=False)
@@ -109,7 +109,7 @@ def test_a_static_pod_takes_its_times_from_a_mirror_pod_that_the_watch_has_not_d
     mirror: Pod = replace(pod("dns", uid="m-1", mirror="hash"), status=SHOWN)
 
     async def scenario() -> None:
-        node = Node(static, hooks=OFFLINE)
+        node = StatusHarness(static, hooks=OFFLINE)
         node.manager.set_pod_status(static, status(1, ready=True))
         node.known.update(mirror)
         node.api.put(mirror)
@@ -121,7 +121,7 @@ def test_a_static_pod_takes_its_times_from_a_mirror_pod_that_the_watch_has_not_d
 
 def test_a_status_accepted_during_the_first_call_takes_the_times_of_the_api() -> None:
     async def scenario() -> None:
-        node = Node(WEB, hooks=OFFLINE)
+        node = StatusHarness(WEB, hooks=OFFLINE)
         node.api.put(replace(WEB, status=SHOWN))
         node.api.seconds = lambda verb, name: 1.0
         node.manager.set_pod_status(WEB, status(1, ready=True))

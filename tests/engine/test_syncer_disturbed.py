@@ -32,7 +32,7 @@ from podkeeper.testing.port_calls import PortCalls
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock
 from tests.doubles import stand_in
 from tests.engine.small_node import pod
-from tests.engine.test_syncer_steps import MOMENT, RUNNING, SANDBOX, WEB, Harness
+from tests.engine.test_syncer_steps import MOMENT, RUNNING, SANDBOX, WEB, SyncerHarness
 
 STATIC = pod("web", source=FILE_SOURCE)
 MIRROR = pod("web")
@@ -44,7 +44,7 @@ ERRORS: Mapping[str, Mapping[str, tuple[type[Exception], ...]]] = {
 }
 
 
-class DisturbedHarness(Harness):
+class DisturbedHarness(SyncerHarness):
     """A syncer with watched modules. The pod's containers run after `execute`, and have exited after a kill."""
 
     def __init__(self, calls: PortCalls) -> None:
@@ -140,7 +140,7 @@ async def start_static(harness: DisturbedHarness) -> None:
     await harness.sync_static()
 
 
-def stage_after(*steps: Run) -> Callable[[PortCalls], AbstractAsyncContextManager[DisturbedHarness]]:
+def set_up_after(*steps: Run) -> Callable[[PortCalls], AbstractAsyncContextManager[DisturbedHarness]]:
     @asynccontextmanager
     async def set_up(calls: PortCalls) -> AsyncIterator[DisturbedHarness]:
         harness = DisturbedHarness(calls)
@@ -193,7 +193,7 @@ EVENTS: dict[str, Event[DisturbedHarness]] = {
 def test_a_sync_without_work_misses_no_change(run: Run) -> None:
     for before in ((run,), (run, run)):  # the second sync publishes what the first one started
         operation = OperationTest(
-            setup=stage_after(*before),
+            setup=set_up_after(*before),
             run=run,
             state=lambda _: None,
             afterwards=DisturbedHarness.the_status_is_up_to_date,
@@ -204,7 +204,7 @@ def test_a_sync_without_work_misses_no_change(run: Run) -> None:
 @pytest.mark.parametrize("run", [DisturbedHarness.sync, DisturbedHarness.sync_static])
 def test_no_change_is_missed_while_a_pod_starts(run: Run) -> None:
     operation = OperationTest(
-        setup=stage_after(), run=run, state=lambda _: None, afterwards=DisturbedHarness.the_status_is_up_to_date
+        setup=set_up_after(), run=run, state=lambda _: None, afterwards=DisturbedHarness.the_status_is_up_to_date
     )
     interleave(operation, EVENTS)
 
@@ -221,7 +221,7 @@ def test_no_change_is_missed_while_a_pod_starts(run: Run) -> None:
 )
 def test_every_call_fails_once(before: Sequence[Run], run: Run) -> None:
     operation = OperationTest(
-        setup=stage_after(*before), run=run, state=DisturbedHarness.outcome, check=DisturbedHarness.holds
+        setup=set_up_after(*before), run=run, state=DisturbedHarness.outcome, check=DisturbedHarness.holds
     )
     interleave(operation, {})
     fail_each_call(operation, leave_out=[("pod_setup", "prepare", GiveUp)])

@@ -104,7 +104,7 @@ class Execution:
     pull_secrets: Sequence[PullSecret]
 
 
-class Harness:
+class SyncerHarness:
     """A syncer, and all modules that it calls. Records each step, and crashes before a chosen one.
 
     If `bare`, the syncer has none of its optional modules.
@@ -303,31 +303,31 @@ class Harness:
         self.seconds.append(("running", seconds))
 
 
-async def sync(harness: Harness, of: Pod = WEB, record: PodRecord = NOTHING, mirror: Pod | None = None) -> bool:
+async def sync(harness: SyncerHarness, of: Pod = WEB, record: PodRecord = NOTHING, mirror: Pod | None = None) -> bool:
     return await harness.syncer.sync_pod(UpdateType.SYNC, of, mirror, record)
 
 
-async def start_over(harness: Harness) -> None:
+async def start_over(harness: SyncerHarness) -> None:
     harness.syncer.start_over(uid_of(WEB))
     harness.seen = NOTHING
     await sync(harness, record=STOPPED)
 
 
-async def terminating(harness: Harness) -> None:
+async def terminating(harness: SyncerHarness) -> None:
     await harness.syncer.sync_terminating_pod(WEB, RUNNING, 30, None)
 
 
-async def terminated(harness: Harness) -> None:
+async def terminated(harness: SyncerHarness) -> None:
     await harness.syncer.sync_terminated_pod(WEB, STOPPED)
 
 
-async def orphaned(harness: Harness) -> None:
+async def orphaned(harness: SyncerHarness) -> None:
     await harness.syncer.sync_terminating_runtime_pod(RUNNING)
 
 
-def run_scenario(scenario: Callable[[Harness], Awaitable[object]], *, bare: bool = False) -> Harness:
-    async def run() -> Harness:
-        harness = Harness(bare=bare)
+def run_scenario(scenario: Callable[[SyncerHarness], Awaitable[object]], *, bare: bool = False) -> SyncerHarness:
+    async def run() -> SyncerHarness:
+        harness = SyncerHarness(bare=bare)
         await scenario(harness)
         await asyncio.sleep(0)
         return harness
@@ -335,7 +335,7 @@ def run_scenario(scenario: Callable[[Harness], Awaitable[object]], *, bare: bool
     return simulate(run())[0]
 
 
-ORDERS: dict[str, tuple[Callable[[Harness], Awaitable[object]], list[str]]] = {
+ORDERS: dict[str, tuple[Callable[[SyncerHarness], Awaitable[object]], list[str]]] = {
     "a sync prepares the pod before anything starts": (
         sync,
         ["status", "register", "prepare", "probe", "execute"],
@@ -374,19 +374,19 @@ ORDERS: dict[str, tuple[Callable[[Harness], Awaitable[object]], list[str]]] = {
 
 @pytest.mark.parametrize("function, steps", ORDERS.values(), ids=ORDERS.keys())
 def test_a_sync_function_takes_its_steps_in_order(
-    function: Callable[[Harness], Awaitable[object]], steps: list[str]
+    function: Callable[[SyncerHarness], Awaitable[object]], steps: list[str]
 ) -> None:
     assert run_scenario(function).steps == steps
 
 
 @pytest.mark.parametrize("function, steps", ORDERS.values(), ids=ORDERS.keys())
 def test_a_crash_before_any_step_is_recovered_by_running_the_function_again(
-    function: Callable[[Harness], Awaitable[object]], steps: list[str]
+    function: Callable[[SyncerHarness], Awaitable[object]], steps: list[str]
 ) -> None:
     uninterrupted = run_scenario(function)
     for number in range(len(steps)):
 
-        async def crashing(harness: Harness, number: int = number) -> None:
+        async def crashing(harness: SyncerHarness, number: int = number) -> None:
             harness.dies_before = number
             with pytest.raises(Crash):
                 await function(harness)
@@ -399,7 +399,7 @@ def test_a_crash_before_any_step_is_recovered_by_running_the_function_again(
 
 
 def test_an_error_is_raised_and_ends_the_sync() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         for name, error in (
             ("prepare", TryLater("cannot mount volume data")),
             ("execute", InBackoff("cannot start", BEGINNING)),
@@ -414,7 +414,7 @@ def test_an_error_is_raised_and_ends_the_sync() -> None:
 
 
 def test_all_failures_of_a_plan_are_raised_and_published_at_once() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         failures = ExceptionGroup("cannot start", [InBackoff("cannot start app", BEGINNING), TryLater("cannot pull")])
         harness.failing = {"execute": failures}
         harness.will_fail_with = {"app": StartFailure("CrashLoopBackOff", "back-off 10s")}
@@ -441,7 +441,7 @@ def test_a_record_from_one_sync_is_not_used_by_the_next(end: BaseException | Non
     sandbox_only = PodRecord(uid=uid_of(both), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
     first, second = {"proxy": StartFailure("ErrImagePull")}, {"proxy": StartFailure("ImagePullBackOff")}
 
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.meanwhile["execute"] = lambda: harness.on_sandbox(both, sandbox_only)
         harness.will_fail_with = first
         if end is None:
@@ -464,7 +464,7 @@ def test_a_record_from_one_sync_is_not_used_by_the_next(end: BaseException | Non
 def test_a_failed_start_is_published_with_the_sandbox_of_the_same_sync() -> None:
     sandbox_only = PodRecord(uid=uid_of(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
 
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.meanwhile["execute"] = lambda: harness.on_sandbox(WEB, sandbox_only)
         harness.failing = {"execute": TryLater("cannot pull")}
         harness.will_fail_with = {"app": StartFailure("ErrImagePull")}
@@ -481,7 +481,7 @@ def test_a_failed_start_is_published_with_the_sandbox_of_the_same_sync() -> None
 def test_a_new_sandbox_is_published_before_its_containers_start() -> None:
     sandbox_only = PodRecord(uid=uid_of(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
 
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.meanwhile["execute"] = lambda: harness.on_sandbox(WEB, sandbox_only)
         await sync(harness)
         assert [status.pod_ip for status in harness.published_statuses] == [None, "10.0.0.1"]
@@ -492,7 +492,7 @@ def test_a_new_sandbox_is_published_before_its_containers_start() -> None:
 def test_running_containers_have_probes_before_their_first_status() -> None:
     probed = pod("web", container(readiness=Probe()))
 
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         await sync(harness, probed, record_of(probed, RecordState.RUNNING))
         assert harness.steps[:2] == ["probe", "status"]
         harness.steps.clear()
@@ -508,7 +508,7 @@ def test_running_containers_have_probes_before_their_first_status() -> None:
 
 
 def test_a_container_that_only_waits_for_its_readiness_probe_is_probed_at_once() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
         await sync(harness, record=RUNNING)
         assert harness.steps[:2] == ["status", "wake app"]
@@ -517,7 +517,7 @@ def test_a_container_that_only_waits_for_its_readiness_probe_is_probed_at_once()
 
 
 def test_the_start_duration_counts_from_first_seen() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         for seen in ("2025-12-31T23:59:50.000000000Z", "long ago"):
             meta = replace(WEB.metadata, annotations={CONFIG_FIRST_SEEN_ANNOTATION: seen})
             web = replace(WEB, metadata=meta)
@@ -531,7 +531,7 @@ def test_the_start_duration_counts_from_first_seen() -> None:
 
 
 def test_without_a_network_nothing_is_prepared() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.network_error = "no plugin"
         with pytest.raises(NetworkNotReady, match="cannot start pod ns/web: network is not ready: no plugin"):
             await sync(harness)
@@ -542,7 +542,7 @@ def test_without_a_network_nothing_is_prepared() -> None:
 
 
 def test_a_mirror_pod_error_does_not_stop_the_sync() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.failing = {"mirror": TryLater("cannot reach the API")}
         assert not await sync(harness, pod("web", source=FILE_SOURCE))
         assert harness.steps[-1] == "execute"
@@ -561,7 +561,7 @@ STILL_RUNNING = {
 def test_all_containers_that_run_after_a_kill_are_named_in_order(
     named: str, containers: tuple[ContainerRecord, ...]
 ) -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.after_kill = replace(RUNNING, containers=containers)
         with pytest.raises(TryLater, match=f"container {named} still runs"):
             await terminating(harness)
@@ -571,7 +571,7 @@ def test_all_containers_that_run_after_a_kill_are_named_in_order(
 
 
 def test_a_failed_kill_is_recorded_and_probes_continue() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.failing = {"kill 30": ExceptionGroup("cannot kill", [RuntimeRefused("cannot stop app")])}
         with pytest.raises(ExceptionGroup):
             await terminating(harness)
@@ -582,7 +582,7 @@ def test_a_failed_kill_is_recorded_and_probes_continue() -> None:
 
 
 def test_the_last_status_keeps_addresses_and_exit_codes() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.after_kill = PodRecord(uid=STOPPED.uid, containers=STOPPED.containers)
         await terminating(harness)
         await harness.syncer.sync_terminated_pod(WEB, NOTHING)  # and nothing is left of it by now
@@ -596,11 +596,11 @@ def test_the_last_status_keeps_addresses_and_exit_codes() -> None:
 
 @pytest.mark.parametrize("end", [terminating, terminated])
 def test_a_failed_start_does_not_hide_the_exit_of_a_container_in_the_last_status(
-    end: Callable[[Harness], Awaitable[None]],
+    end: Callable[[SyncerHarness], Awaitable[None]],
 ) -> None:
     """The answer of the start was lost, and the container exited before any sync saw it running."""
 
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.failures = {"app": StartFailure("RunContainerError", "the answer was lost")}
         await end(harness)
         assert harness.published is not None
@@ -610,7 +610,7 @@ def test_a_failed_start_does_not_hide_the_exit_of_a_container_in_the_last_status
 
 
 def test_the_status_function_sets_the_status_before_the_kill() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         def touched(status: PodStatus) -> PodStatus:
             assert harness.steps == []
             return PodStatus(phase="Failed", reason="Evicted", container_statuses=status.container_statuses)
@@ -621,12 +621,12 @@ def test_the_status_function_sets_the_status_before_the_kill() -> None:
     assert [status.reason for status in harness.published_statuses] == ["Evicted", "Evicted"]
 
 
-NOT_SKIPPED: dict[str, Callable[[Harness], Awaitable[object]]] = {
+NOT_SKIPPED: dict[str, Callable[[SyncerHarness], Awaitable[object]]] = {
     "another version of the pod": lambda harness: sync(harness, pod("web", grace=1), RUNNING),
     "another mirror": lambda harness: sync(harness, WEB, RUNNING, WEB),
     "another record": lambda harness: sync(harness, WEB, STOPPED),
 }
-CHANGES: dict[str, Callable[[Harness], None]] = {
+CHANGES: dict[str, Callable[[SyncerHarness], None]] = {
     "a probe's result": lambda harness: setattr(harness, "probe_view", ProbeView(agent_started=BEGINNING)),
     "another status": lambda harness: setattr(harness, "published", PodStatus(phase="Running")),
     "a failed start": lambda harness: setattr(harness, "failures", {"app": StartFailure("ErrImagePull")}),
@@ -634,7 +634,7 @@ CHANGES: dict[str, Callable[[Harness], None]] = {
 }
 
 
-async def settle(harness: Harness) -> None:
+async def settle(harness: SyncerHarness) -> None:
     """Sync a pod that runs until nothing is left to do."""
     await sync(harness, record=RUNNING)
     await sync(harness, record=RUNNING)
@@ -642,7 +642,7 @@ async def settle(harness: Harness) -> None:
 
 
 def test_a_sync_of_an_unchanged_pod_calls_no_module() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         await settle(harness)
         assert not await sync(harness, record=record_of(WEB, RecordState.RUNNING))  # equal, if not the same
         assert harness.steps == []
@@ -652,8 +652,8 @@ def test_a_sync_of_an_unchanged_pod_calls_no_module() -> None:
 
 
 @pytest.mark.parametrize("sync_function", NOT_SKIPPED.values(), ids=NOT_SKIPPED.keys())
-def test_a_changed_reason_causes_a_full_sync(sync_function: Callable[[Harness], Awaitable[object]]) -> None:
-    async def scenario(harness: Harness) -> None:
+def test_a_changed_reason_causes_a_full_sync(sync_function: Callable[[SyncerHarness], Awaitable[object]]) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         await settle(harness)
         await sync_function(harness)
         assert harness.steps[0] == "status"
@@ -662,8 +662,8 @@ def test_a_changed_reason_causes_a_full_sync(sync_function: Callable[[Harness], 
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_causes_a_full_sync(change: Callable[[Harness], None]) -> None:
-    async def scenario(harness: Harness) -> None:
+def test_a_change_causes_a_full_sync(change: Callable[[SyncerHarness], None]) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         await settle(harness)
         change(harness)
         await sync(harness, record=RUNNING)
@@ -674,8 +674,8 @@ def test_a_change_causes_a_full_sync(change: Callable[[Harness], None]) -> None:
 
 @pytest.mark.parametrize("step", ["register", "prepare"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_during_a_sync_causes_another_sync(change: Callable[[Harness], None], step: str) -> None:
-    async def scenario(harness: Harness) -> None:
+def test_a_change_during_a_sync_causes_another_sync(change: Callable[[SyncerHarness], None], step: str) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         await sync(harness, record=RUNNING)
         harness.meanwhile[step] = lambda: change(harness)
         await sync(harness, record=RUNNING)
@@ -687,7 +687,7 @@ def test_a_change_during_a_sync_causes_another_sync(change: Callable[[Harness], 
 
 
 def test_a_lost_network_causes_a_full_sync() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         await settle(harness)
         harness.network_error = "gone"
         with pytest.raises(NetworkNotReady):
@@ -701,7 +701,7 @@ def test_a_lost_network_causes_a_full_sync() -> None:
 
 
 def test_a_sync_of_a_static_pod_without_a_mirror_pod_is_never_skipped() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         static = pod("web", source=FILE_SOURCE)
         for _ in range(3):
             harness.steps.clear()
@@ -717,7 +717,7 @@ def test_a_sync_of_a_static_pod_without_a_mirror_pod_is_never_skipped() -> None:
 def test_the_executor_gets_mounts_cgroup_and_secrets() -> None:
     secrets = (PullSecret("{}"),)
 
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.secrets = secrets
         await sync(harness, WITH_SECRET)
         await sync(harness)
@@ -732,7 +732,7 @@ def test_the_executor_gets_mounts_cgroup_and_secrets() -> None:
 
 
 def test_the_executor_gets_the_addresses_that_the_status_shows() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         own = pod("web", host_network=True)
         await sync(harness, own, replace(record_of(own, RecordState.EXITED, 1), ips=()))
         assert [each.record.ips for each in harness.executions] == [("192.0.2.1",)]
@@ -756,7 +756,7 @@ IN_SANDBOX = PodRecord(uid=uid_of(WEB), ips=("10.0.0.1",), sandboxes=(SANDBOX,))
     ],
 )
 def test_a_container_to_start_causes_a_full_sync(of: Pod, record: PodRecord, expected: PodActions) -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         assert not await sync(harness, of, record)
         assert [each.actions for each in harness.executions] == [expected]
 
@@ -770,7 +770,7 @@ def test_a_failed_probe_causes_a_full_sync(kind: str) -> None:
     running = record_of(probed, RecordState.RUNNING)
     second = replace(running.containers[0], id="c2", name="other", spec_hash=container_hash(other))
 
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         setattr(harness, kind, {"c1": ProbeResult.FAILURE})
         await sync(harness, probed, replace(running, containers=(*running.containers, second)))
         kills = [kill for each in harness.executions for kill in each.actions.containers_to_kill]
@@ -788,7 +788,7 @@ BEGUN = PodStatus(phase="Running", start_time="2025-12-31T23:59:30Z")  # 30 seco
 
 
 def test_a_pod_past_its_deadline_is_recorded_once() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.published = BEGUN
         await sync(harness, LATE, RUNNING)
         await harness.syncer.sync_terminating_pod(LATE, RUNNING, None, None)
@@ -800,7 +800,7 @@ def test_a_pod_past_its_deadline_is_recorded_once() -> None:
 
 
 def test_the_deadline_of_a_pod_that_this_agent_never_published_is_recorded() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         assert await sync(harness, replace(LATE, status=BEGUN), RUNNING)
         assert [event.reason for event, _ in harness.recorded] == [PAST_DEADLINE.reason]
 
@@ -824,7 +824,7 @@ DISK_FULL, SHUTDOWN = Eviction("Evicted", "the disk is full"), Eviction("Termina
 def test_the_first_reason_to_end_a_pod_is_shown(
     of: Pod, first: Eviction | None, second: Eviction | None, expected: Eviction | None
 ) -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.published = BEGUN
         harness.evictions.update(first=first, second=second)
         assert await sync(harness, of, RUNNING) == (expected is not None)
@@ -835,7 +835,7 @@ def test_the_first_reason_to_end_a_pod_is_shown(
 
 
 def test_an_eviction_causes_a_full_sync() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         await settle(harness)
         harness.evictions["second"] = SHUTDOWN
         harness.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
@@ -847,7 +847,7 @@ def test_an_eviction_causes_a_full_sync() -> None:
 
 @pytest.mark.parametrize("record", [NOTHING, RUNNING], ids=["new", "running"])
 def test_a_pod_that_can_never_run_here_fails_with_the_reason_and_keeps_its_status(record: PodRecord) -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.failing = {"prepare": GiveUp("cannot mount volume x: no such driver", "NoSuchDriver")}
         harness.failures = {"app": StartFailure("ErrImagePull", "no such image")}
         assert await sync(harness, record=record)
@@ -863,7 +863,7 @@ def test_a_pod_that_runs_once_and_lost_its_sandbox_too_early_fails() -> None:
     once = pod("web", container("app"), container("late"), policy="Never")
     lost = replace(record_of(once, RecordState.EXITED), sandboxes=(replace(SANDBOX, ready=False),))
 
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         assert await sync(harness, once, lost)
         assert harness.published is not None
         assert (harness.published.phase, harness.published.reason) == ("Failed", "SandboxLost")
@@ -878,7 +878,7 @@ def test_a_pod_that_runs_once_and_lost_its_sandbox_too_early_fails() -> None:
 def test_a_failed_kill_names_all_errors_and_the_pod() -> None:
     failure = ExceptionGroup("kill", [RuntimeRefused("no app"), ExceptionGroup("stop", [TryLater("no sandbox")])])
 
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.failing = {"kill 30": TryLater("no answer"), "kill running 1": failure}
         with pytest.raises(TryLater):
             await terminating(harness)
@@ -898,8 +898,8 @@ def test_a_failed_kill_names_all_errors_and_the_pod() -> None:
 
 
 @pytest.mark.parametrize("end", [terminating, terminated])
-def test_the_sync_after_a_termination_is_not_skipped(end: Callable[[Harness], Awaitable[None]]) -> None:
-    async def scenario(harness: Harness) -> None:
+def test_the_sync_after_a_termination_is_not_skipped(end: Callable[[SyncerHarness], Awaitable[None]]) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         await settle(harness)
         status = harness.published
         await end(harness)
@@ -912,7 +912,7 @@ def test_the_sync_after_a_termination_is_not_skipped(end: Callable[[Harness], Aw
 
 
 def test_the_sync_of_an_unchanged_static_pod_with_a_mirror_pod_is_skipped() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         for _ in range(3):
             harness.steps.clear()
             await sync(harness, STATIC, RUNNING, mirror=WEB)
@@ -922,7 +922,7 @@ def test_the_sync_of_an_unchanged_static_pod_with_a_mirror_pod_is_skipped() -> N
 
 
 def test_a_lost_network_does_not_stop_a_host_network_pod() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.network_error = "no plugin"
         own = pod("web", host_network=True)
         for _ in range(3):
@@ -937,7 +937,7 @@ def test_a_lost_network_does_not_stop_a_host_network_pod() -> None:
 def test_the_time_until_a_pod_runs_is_measured_once(phase: str | None, measured: int) -> None:
     meta = replace(WEB.metadata, annotations={CONFIG_FIRST_SEEN_ANNOTATION: "2025-12-31T23:59:50.000000000Z"})
 
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.published = None if phase is None else PodStatus(phase=phase)
         await sync(harness, replace(WEB, metadata=meta), RUNNING)
         assert harness.seconds == [("running", 10.0)] * measured
@@ -947,7 +947,7 @@ def test_the_time_until_a_pod_runs_is_measured_once(phase: str | None, measured:
 
 @pytest.mark.parametrize("annotations", [None, {}, {"other": "2025-12-31T23:59:50Z"}])
 def test_the_start_duration_of_a_pod_without_first_seen_is_not_measured(annotations: dict[str, str] | None) -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         unseen = replace(WEB, metadata=replace(WEB.metadata, annotations=annotations))
         await harness.syncer.sync_pod(UpdateType.CREATE, unseen, None, RUNNING)
         assert harness.seconds == []
@@ -956,7 +956,7 @@ def test_the_start_duration_of_a_pod_without_first_seen_is_not_measured(annotati
 
 
 def test_a_pod_whose_status_is_refused_is_synced_in_full() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.refuses = True
         for _ in range(3):
             harness.steps.clear()
@@ -973,7 +973,7 @@ def test_the_status_before_a_kill_shows_running_containers() -> None:
 
 
 def test_optional_modules_may_be_missing() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         await harness.syncer.sync_pod(UpdateType.CREATE, STATIC, None, NOTHING)
         assert len(harness.executions) == 1
         await sync(harness, STATIC, RUNNING)
@@ -984,7 +984,7 @@ def test_optional_modules_may_be_missing() -> None:
 
 
 def test_a_pod_that_starts_over_loses_its_status() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.syncer.start_over(uid_of(WEB))
         assert harness.restarted == [uid_of(WEB)]
 
@@ -992,7 +992,7 @@ def test_a_pod_that_starts_over_loses_its_status() -> None:
 
 
 def test_a_pod_starts_over_only_after_its_dead_containers_are_removed() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.syncer.start_over(uid_of(WEB))
         harness.seen = STOPPED
         for _ in range(2):
@@ -1010,7 +1010,7 @@ def test_a_pod_starts_over_only_after_its_dead_containers_are_removed() -> None:
 
 @pytest.mark.parametrize("state", [each for each in RecordState if each is not RecordState.RUNNING])
 def test_a_pod_does_not_start_over_while_a_former_container_exists(state: RecordState) -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.syncer.start_over(uid_of(WEB))
         harness.seen = record_of(WEB, state)
         with pytest.raises(TryLater, match="its former container app still exists"):
@@ -1021,7 +1021,7 @@ def test_a_pod_does_not_start_over_while_a_former_container_exists(state: Record
 
 
 def test_a_pod_that_terminates_before_it_starts_over_keeps_its_later_exits() -> None:
-    async def scenario(harness: Harness) -> None:
+    async def scenario(harness: SyncerHarness) -> None:
         harness.syncer.start_over(uid_of(WEB))
         await terminated(harness)
         await sync(harness, record=STOPPED)

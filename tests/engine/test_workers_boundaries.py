@@ -24,9 +24,9 @@ from tests.engine.worker_harness import (
     BUGS,
     DB,
     WEB,
-    FakeCache,
     FakeObserver,
-    FakeSyncer,
+    ScriptedCache,
+    ScriptedSyncer,
     WorkersHarness,
     again,
     calm,
@@ -250,10 +250,10 @@ def test_only_an_unexpected_error_is_logged_with_its_traceback(
 
 def test_without_errors_no_observer_is_needed_and_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        syncer, queued = FakeSyncer(), list[tuple[PodUID, float]]()
+        syncer, queued = ScriptedSyncer(), list[tuple[PodUID, float]]()
         workers = PodWorkers(
             syncer=stand_in(PodSyncer, syncer),
-            cache=stand_in(PodCache, FakeCache()),
+            cache=stand_in(PodCache, ScriptedCache()),
             enqueue=lambda uid, delay: queued.append((uid, delay)),
             record=lambda *_: None,
             clock=VirtualClock(),

@@ -81,7 +81,7 @@ class Called:
 
 
 @dataclass(slots=True)
-class FakeSyncer:
+class ScriptedSyncer:
     """Return at once, unless a behaviour is set."""
 
     calls: list[Called] = field(default_factory=list)
@@ -135,7 +135,7 @@ class FakeSyncer:
 
 
 @dataclass(slots=True)
-class FakeCache:
+class ScriptedCache:
     """Return an empty record at once, unless configured otherwise."""
 
     requests: list[tuple[PodUID, float | None]] = field(default_factory=list)
@@ -208,8 +208,8 @@ BUGS: dict[str, Exception] = {
 class WorkersHarness:
     """Pod workers, and the calls that they made."""
 
-    syncer: FakeSyncer = field(default_factory=FakeSyncer)
-    cache: FakeCache = field(default_factory=FakeCache)
+    syncer: ScriptedSyncer = field(default_factory=ScriptedSyncer)
+    cache: ScriptedCache = field(default_factory=ScriptedCache)
     faults: Faults = field(default_factory=Faults)
     queued: list[tuple[PodUID, float]] = field(default_factory=list)
     recorded: list[tuple[str, Pod | PodRecord | None]] = field(default_factory=list)

@@ -21,12 +21,11 @@ from podkeeper.model.errors import ApiUnavailable, NotFound
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
 from podkeeper.model.wire import JSONObject, Wire
-from podkeeper.rules.patch.strategic import apply
 from podkeeper.rules.static.mirror import is_static_pod
 from podkeeper.rules.status.publish import can_be_deleted, needs_reconcile, send_reason
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
+from tests.engine.fake_api import FakeApi, patched
 from tests.oracle.compare import Difference, Json, differences
-from tests.violations import violation
 
 K = TypeVar("K", bound=Wire)
 
@@ -40,7 +39,7 @@ def plain(value: object) -> Json:
 
 
 @dataclass
-class Api:
+class ScriptApi(FakeApi):
     """The pods in the API, and the calls."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -51,7 +50,7 @@ class Api:
         self.calls.setdefault(name, []).append({"verb": verb, **details})
         if self.to_fail.get(verb, 0):
             self.to_fail[verb] -= 1
-            raise ApiUnavailable(f"cannot {verb} {name}: the script wants it to fail")
+            raise ApiUnavailable(f"cannot {verb} {name}: the script makes it fail")
 
     async def get(self, kind: type[K], name: str, namespace: str = "") -> K:
         self.call(f"{namespace}/{name}", "get")
@@ -60,18 +59,12 @@ class Api:
             raise NotFound(f"cannot get {namespace}/{name}: there is none")
         return found
 
-    async def create(self, what: K) -> K:
-        raise violation(f"a status manager creates nothing, not even {what}")
-
-    async def patch(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
-        raise violation(f"a status manager patches only the status, not {namespace}/{name} itself")
-
     async def patch_status(self, kind: type[K], name: str, patch: JSONObject, namespace: str = "") -> K:
         self.call(f"{namespace}/{name}", "patch", subresource="status", patch=patch)
-        patched = msgspec.convert(apply(plain(self.pods[f"{namespace}/{name}"]), patch, "v1/Pod"), kind)
-        assert isinstance(patched, Pod)
-        self.pods[f"{namespace}/{name}"] = patched
-        return patched
+        key = f"{namespace}/{name}"
+        found = self.pods[key] = patched(self.pods[key], patch)
+        assert isinstance(found, kind)
+        return found
 
     async def delete(
         self,
@@ -90,7 +83,7 @@ class Harness:
     """A status manager and the modules it uses."""
 
     def __init__(self) -> None:
-        self.api = Api()
+        self.api = ScriptApi()
         self.known = PodManager()
         self.could_run: dict[str, bool] = {}
         clock = VirtualClock()

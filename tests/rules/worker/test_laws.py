@@ -55,6 +55,7 @@ from podkeeper.rules.worker.syncs import last_work
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import WorkerTable
 from podkeeper.testing import build
+from tests.rules.worker.signals import FakeSignal
 from tools.worker_diagram import Transition, alphabet, page, pod_from, transitions
 
 ACTIVE = (Syncing, TerminationRequested, Terminating, Terminated)
@@ -240,13 +241,6 @@ def test_the_diagram_is_current() -> None:
 
 
 # Every history.
-
-
-class FakeSignal:
-    """The signal of a caller that waits for a kill."""
-
-    def set(self) -> None:
-        raise AssertionError("rules never set a signal")
 
 
 class Shell:

@@ -1,6 +1,5 @@
 """Steps of a pod worker: state and event in, next state and orders out."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -56,22 +55,13 @@ from podkeeper.rules.worker.step import step
 from podkeeper.rules.worker.timing import BackoffRemaining, RetryDelay, SyncTiming, retry_delay_after
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType, kill_request
 from podkeeper.testing import build
+from tests.rules.worker.signals import NamedSignal
 
 CREATE, UPDATE, SYNC, KILL = UpdateType.CREATE, UpdateType.UPDATE, UpdateType.SYNC, UpdateType.KILL
 SYNC_POD, STOP, KILL_RUNTIME, CLEANUP = SyncKind
 
 
 pod = partial(build.pod, uid="uid", source="api", labels={"version": "1"}, phase="")
-
-
-@dataclass(frozen=True)
-class FakeSignal:
-    """The signal of a caller that waits for a kill."""
-
-    name: str
-
-    def set(self) -> None:
-        raise AssertionError("rules never set a signal")
 
 
 def to_failed(status: PodStatus) -> PodStatus:
@@ -86,7 +76,7 @@ RECORD = PodRecord(uid="uid", name="web", namespace="default")
 STOPPED = replace(RECORD, containers=(ContainerRecord(id="c", name="app", state=RecordState.EXITED),))
 RUNNING = replace(RECORD, containers=(ContainerRecord(id="c", name="app", state=RecordState.RUNNING),))
 SANDBOX_READY = replace(RECORD, sandboxes=(SandboxRecord(id="s", ready=True),))
-SIGNAL_A, SIGNAL_B = FakeSignal("a"), FakeSignal("b")
+SIGNAL_A, SIGNAL_B = NamedSignal("a"), NamedSignal("b")
 
 
 def updated(
