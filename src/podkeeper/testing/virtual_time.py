@@ -14,12 +14,12 @@ only used if it has files.
 import asyncio
 import heapq
 import random
+import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar, TypeVarTuple
-from weakref import WeakSet
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -94,7 +94,7 @@ class _Due(float):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, which starts at 0."""
 
-    _asyncgens: WeakSet[Any]
+    _asyncgens: weakref.WeakSet[Any]
     _ready: deque[Any]  # handles
     _timer_cancelled_count: int
     _clock_resolution: float
@@ -107,12 +107,29 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual_now = 0.0
         self._due: list[_Due] = []
+        self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []
+        self._prune_at = 1000
         super().__init__()
         self._files = self._selector._fd_to_key  # not `get_map()`, whose length is computed in Python
 
     def time(self) -> float:
         """Return the virtual seconds since the loop was created."""
         return self._virtual_now
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: Any = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        """Create a task and record it. asyncio has one set for the tasks of all loops, so a search in it is slow."""
+        task = super().create_task(coro, name=name, context=context)
+        self._tasks.append(weakref.ref(task))
+        if len(self._tasks) > self._prune_at:
+            self._tasks = [each for each in self._tasks if each() is not None]
+            self._prune_at = 2 * len(self._tasks) + 1000
+        return task
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -148,7 +165,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def end_tasks(self) -> None:
         """Cancel all tasks, run the callbacks that are left and close the asynchronous generators."""
-        tasks = asyncio.all_tasks(self)
+        tasks = [task for each in self._tasks if (task := each()) is not None and not task.done()]
         for task in tasks:
             task.cancel()
         if tasks or self._ready:
