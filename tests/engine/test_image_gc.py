@@ -89,7 +89,7 @@ def run_scenario(
     pinned: Collection[str] = (),
 ) -> ImageGCHarness:
     async def main() -> ImageGCHarness:
-        harness = ImageGCHarness(policy, pinned)
+        harness = ImageGCHarness(policy or GcPolicy(), pinned)
         running = asyncio.create_task(harness.gc.run())
         await scenario(harness)
         running.cancel()
@@ -269,7 +269,7 @@ def test_with_an_idle_policy_the_runtime_is_not_called() -> None:
     run_scenario(scenario, policy=GcPolicy(high_percent=100))
 
 
-def test_delete_unused_removes_all_unused_images() -> None:
+def test_a_full_disk_can_need_all_unused_images() -> None:
     async def scenario(harness: ImageGCHarness) -> None:
         harness.fake.used = {B}
         await aged(harness)

@@ -6,6 +6,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
+from podkeeper.engine.image_gc import ImageGCFailed
+from podkeeper.rules.images.gc import GcPolicy
 from podkeeper.runtimes.fake import Operation as RuntimeOperation
 from podkeeper.testing.failures import fail_each_call
 from podkeeper.testing.interleave import interleave
@@ -13,13 +15,13 @@ from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import PortCalls
 from tests.engine.test_image_gc import A, B, C, ImageGCHarness
 
-Setup = Callable[[PortCalls], AbstractAsyncContextManager[Harness]]
+Setup = Callable[[PortCalls], AbstractAsyncContextManager[ImageGCHarness]]
 
 
 @asynccontextmanager
 async def setup(calls: PortCalls) -> AsyncIterator[ImageGCHarness]:
     """A disk that is too full by one image. A and B are used, and a list of pods does not show the image of B."""
-    harness = ImageGCHarness(DEFAULT_GC_POLICY, calls=calls)
+    harness = ImageGCHarness(GcPolicy(), calls=calls)
     harness.fake.used.add(A)
     harness.fake.unlisted.add(B)
     await harness.gc.collect()
@@ -48,7 +50,29 @@ async def the_rest_can_be_deleted(harness: ImageGCHarness) -> None:
     assert await harness.names() == []
 
 
-def operation(run: Callable[[ImageGCHarness], Awaitable[object]]) -> OperationTest[ImageGCHarness]:
+@asynccontextmanager
+async def fuller(calls: PortCalls) -> AsyncIterator[ImageGCHarness]:
+    """The same, but the disk is too full by two images."""
+    async with setup(calls) as harness:
+        harness.fill(90)
+        yield harness
+
+
+async def collect_what_is_unused(harness: ImageGCHarness) -> None:
+    """Collect images. If too few are unused, removing those is enough."""
+    try:
+        await harness.gc.collect()
+    except ImageGCFailed as error:
+        if "Insufficient free disk space" not in str(error):
+            raise
+
+
+def need_more_space(harness: ImageGCHarness) -> Awaitable[None]:
+    harness.fill(90)
+    return collect_what_is_unused(harness)
+
+
+def operation(run: Callable[[ImageGCHarness], Awaitable[object]], setup: Setup) -> OperationTest[ImageGCHarness]:
     return OperationTest(setup=setup, run=run, state=removed_images, check=is_sound, afterwards=the_rest_can_be_deleted)
 
 
