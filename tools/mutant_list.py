@@ -324,7 +324,7 @@ MUTANTS = (
     PlantedBug(
         "missed-event-not-healed",
         "engine/pleg.py",
-        "            if relist_pod(pod.book, uid, listed)[1]:\n                changed.append(uid)",
+        "            if relist_pod(pod.state, uid, listed)[1]:\n                changed.append(uid)",
         "            if False:\n                changed.append(uid)",
         ("tests/engine/test_pleg.py",),
         seed=0,

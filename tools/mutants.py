@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 HOURS = "1"
 OTHER_SEEDS = 1  # in addition to the seed of the mutant
-PATIENCE_SECONDS = 180.0  # a planted bug may cause an endless simulation
+TIMEOUT_SECONDS = 180.0  # a planted bug may cause an endless simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ def planted(mutant: PlantedBug) -> Iterator[Path]:
 
 
 def run_python(source: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a module with the given source. Kill it after PATIENCE_SECONDS."""
+    """Run a module with the given source. Kill it after TIMEOUT_SECONDS."""
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-m", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
     )
 
 

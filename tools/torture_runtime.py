@@ -55,7 +55,7 @@ class RuntimeTorture(Torture):
     """One agent on one directory, while its container runtime is killed and restarted."""
 
     image = BUSYBOX_IMAGE
-    patience_seconds = 60.0
+    timeout_seconds = 60.0
 
     def __init__(self, place: Path, seed: int, node: CriNode) -> None:
         super().__init__(place, seed)

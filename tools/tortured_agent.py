@@ -41,7 +41,7 @@ from tools.torture_seen import (
 
 NODE = "rack"
 AGENT = (sys.executable, "-c", "from podkeeper.app.cli import main; main()")
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 POLL_SECONDS = 0.03
 MOST_PODS = 12
 FEWEST_PODS = 5
@@ -55,7 +55,7 @@ class Torture:
     """A series of agents on one directory."""
 
     image = HOST  # of the pods
-    patience_seconds = PATIENCE_SECONDS
+    timeout_seconds = TIMEOUT_SECONDS
 
     def __init__(self, place: Path, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -123,7 +123,7 @@ class Torture:
         for pod in self.pods.values():
             self._path(pod).unlink()
         self.start()
-        deadline = time.monotonic() + self.patience_seconds
+        deadline = time.monotonic() + self.timeout_seconds
         while left := [*self._alive(), *self._left()] or self._unanswered():
             if time.monotonic() > deadline:
                 raise Broken(f"left behind: {', '.join(left)}")
@@ -136,7 +136,7 @@ class Torture:
         assert self._agent is not None
         self._agent.send_signal(signal.SIGINT)
         try:
-            code = self._agent.wait(self.patience_seconds)
+            code = self._agent.wait(self.timeout_seconds)
         except subprocess.TimeoutExpired:
             raise Broken("the agent does not end at Ctrl-C") from None
         self._agent = None
@@ -250,7 +250,7 @@ class Torture:
 
     def check(self) -> None:
         """Wait for the expected state. Raise Broken if an invariant is violated or the time is up."""
-        deadline = time.monotonic() + self.patience_seconds
+        deadline = time.monotonic() + self.timeout_seconds
         while True:
             shown = self._shown()
             processes = first_processes(self._mark)
@@ -261,7 +261,7 @@ class Torture:
                 break
             assert self._agent is not None
             if time.monotonic() > deadline or self._agent.poll() is not None:
-                raise Broken(f"timed out after {self.patience_seconds:g} s: {'; '.join(missing)}")
+                raise Broken(f"timed out after {self.timeout_seconds:g} s: {'; '.join(missing)}")
             time.sleep(POLL_SECONDS)
         self._store_observed(shown, processes)
         self.checks += 1

@@ -21,7 +21,7 @@ from tests.runtimes.cri.containerd import Containerd, missing, remove_cgroups, s
 
 pytestmark = pytest.mark.slow  # real containers
 
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 LONG = "trap 'exit 0' TERM; echo hello; sleep 100000 & wait"
 FULL = {"cpu": "100m", "memory": "32Mi"}
 
@@ -52,7 +52,7 @@ class Node(ApiPods):
 
 async def until(holds: Callable[[], bool], what: str) -> None:
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while not holds():
                 await asyncio.sleep(0.02)
     except TimeoutError:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podkeeper.engine.cache import Moments, PodCache
+from podkeeper.engine.cache import IncreasingClock, PodCache
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import PodRecord, SandboxRecord
@@ -457,7 +457,7 @@ def test_a_cache_without_inspections_waits_for_a_listing() -> None:
 
 def test_moments_follow_the_clock_and_never_repeat() -> None:
     async def scenario() -> list[float]:
-        moment = Moments(VirtualClock())
+        moment = IncreasingClock(VirtualClock())
         first = [moment(), moment(), moment()]
         await asyncio.sleep(2)
         return [*first, moment()]

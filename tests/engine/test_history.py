@@ -43,12 +43,12 @@ PULLED = EventRecorded("Pulled", "image web:1")
 DONE = SyncEnded(SyncResult.DONE)
 
 
-def explained(script: Callable[[PodHistory, VirtualClock], object], most_remembered: int = 10) -> Explanation:
+def explained(script: Callable[[PodHistory, VirtualClock], object], max_pods_without_worker: int = 10) -> Explanation:
     """Return the explanation of WEB after a script that takes no time."""
 
     async def scenario() -> Explanation:
         clock = VirtualClock()
-        history = PodHistory(clock=clock, most_remembered=most_remembered)
+        history = PodHistory(clock=clock, max_pods_without_worker=max_pods_without_worker)
         script(history, clock)
         return history.explain(WEB)
 
@@ -261,7 +261,7 @@ def kept_pods(script: Callable[[PodHistory], object], *uids: str) -> list[str]:
         script(history)
         known.extend(uid for uid in uids if history.explain(PodUID(uid)).timeline)
 
-    explained(run, most_remembered=2)
+    explained(run, max_pods_without_worker=2)
     return known
 
 

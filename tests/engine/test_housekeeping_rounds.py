@@ -145,7 +145,7 @@ class Harness:
         self.call("start over", uid)
         del self.published[uid]
 
-    def updated_since_sweep(self) -> frozenset[PodUID]:
+    def updated_since_housekeeping(self) -> frozenset[PodUID]:
         return self.updated_since
 
     def update_pod(self, update: Update) -> None:
@@ -177,8 +177,8 @@ class Harness:
     def collect(self) -> None:
         self.call("collect state")
 
-    def pods_cleaned_up(self, sight: CleanupInput, plan: CleanupPlan) -> None:
-        self.rounds.append((sight, plan))
+    def pods_cleaned_up(self, cleanup_input: CleanupInput, plan: CleanupPlan) -> None:
+        self.rounds.append((cleanup_input, plan))
         self.call("observe")
 
     # Orphans.

@@ -63,8 +63,8 @@ def test_only_a_pod_that_the_api_does_not_have_is_confirmed() -> None:
         node.put("wanted")
         assert await node.rounds("wanted", "gone") == {"gone"}
         assert node.hurried == 1
-        assert node.check.is_in_doubt(PodUID("uid-wanted"))
-        assert not node.check.is_in_doubt(PodUID("uid-gone"))
+        assert node.check.is_unconfirmed(PodUID("uid-wanted"))
+        assert not node.check.is_unconfirmed(PodUID("uid-gone"))
 
     run_scenario(scenario)
 
@@ -215,12 +215,12 @@ def test_at_most_16_calls_are_in_flight_and_the_others_follow() -> None:
         names = [str(number) for number in range(20)]
         assert len(await it.round(*names, seconds=1)) == 16
         assert await it.round(*names, seconds=5) == []
-        assert all(it.check.is_in_doubt(PodUID(f"uid-{name}")) for name in names[16:])
+        assert all(it.check.is_unconfirmed(PodUID(f"uid-{name}")) for name in names[16:])
         rest = [name for name in names if PodUID(f"uid-{name}") not in it.check.confirmed]
         assert rest == names[16:]
         assert len(await it.round(*rest, seconds=6)) == 4
         assert len(it.check.confirmed) == 20
-        assert not it.check.is_in_doubt(PodUID("uid-19"))
+        assert not it.check.is_unconfirmed(PodUID("uid-19"))
 
     checking(scenario)
 
@@ -229,9 +229,9 @@ def test_a_pod_that_is_no_longer_a_candidate_is_not_in_doubt() -> None:
     async def scenario(it: Checking) -> None:
         it.api.has = {"web": "uid-web"}
         await it.round("web", seconds=1)
-        assert it.check.is_in_doubt(PodUID("uid-web"))
+        assert it.check.is_unconfirmed(PodUID("uid-web"))
         await it.round(seconds=1)
-        assert not it.check.is_in_doubt(PodUID("uid-web"))
+        assert not it.check.is_unconfirmed(PodUID("uid-web"))
 
     checking(scenario)
 

@@ -46,7 +46,7 @@ class Case:
     def get_if_sure(self, uid: PodUID) -> PodRecord | None:
         return self.seen
 
-    def is_in_doubt(self, uid: PodUID) -> bool:
+    def is_unconfirmed(self, uid: PodUID) -> bool:
         return uid in self.in_doubt
 
     def facts(self, *pods: Pod) -> PodFacts:

@@ -127,13 +127,13 @@ def test_updated_since_sweep_counts_from_the_last_sweep() -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
             harness.workers.update_pod(create(pod("web")))
-            assert harness.workers.updated_since_sweep() == {WEB}
+            assert harness.workers.updated_since_housekeeping() == {WEB}
             harness.workers.sync_known_pods([WEB])
-            assert harness.workers.updated_since_sweep() == frozenset()
+            assert harness.workers.updated_since_housekeeping() == frozenset()
             harness.workers.update_pod(kill(pod("db")))
             with pytest.raises(BadInput):
                 harness.workers.update_pod(kill(pod("anonymous", uid="")))
-            assert harness.workers.updated_since_sweep() == {DB}
+            assert harness.workers.updated_since_housekeeping() == {DB}
 
     simulate(scenario())
 
@@ -548,7 +548,7 @@ def test_an_update_during_a_sweep_counts_as_since_that_sweep() -> None:
             harness.on_left = lambda _: harness.workers.update_pod(create(pod("web")))
             known = harness.workers.sync_known_pods([PodUID("s1"), PodUID("s2")])  # s3 leaves the line
             assert WEB not in known
-            assert harness.workers.updated_since_sweep() == {WEB}
+            assert harness.workers.updated_since_housekeeping() == {WEB}
 
     simulate(scenario())
 

@@ -391,7 +391,7 @@ def test_stopped_workers_refuse_every_update_and_sweep() -> None:
                 harness.workers.update_pod(update)
         with pytest.raises(TryLater):
             harness.workers.sync_known_pods([])
-        assert harness.workers.updated_since_sweep() == {WEB}
+        assert harness.workers.updated_since_housekeeping() == {WEB}
         assert (harness.history, harness.queued) == (history, [])
 
     simulate(scenario())

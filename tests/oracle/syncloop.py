@@ -98,7 +98,7 @@ class _Workers:
     def is_restartable(self, uid: PodUID) -> bool:
         raise violation("the kubelet starts no pod again before all sources are ready")
 
-    def updated_since_sweep(self) -> frozenset[PodUID]:
+    def updated_since_housekeeping(self) -> frozenset[PodUID]:
         return frozenset()
 
     def is_pod_known_terminated(self, uid: PodUID) -> bool:

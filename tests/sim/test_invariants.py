@@ -29,7 +29,7 @@ from podkeeper.runtimes.fake import Behaviour, ExecStep
 from podkeeper.testing.build import container, exec_hook, probe
 from podkeeper.testing.sim.invariants import INVARIANTS, watch
 from podkeeper.testing.sim.invariants.call_rate import MAX_PER_NODE, MAX_PER_OBJECT
-from podkeeper.testing.sim.invariants.restarts import PATIENCE_SECONDS
+from podkeeper.testing.sim.invariants.restarts import TIMEOUT_SECONDS
 from podkeeper.testing.sim.records import ContainerChanged, UpdateReceived
 from podkeeper.testing.sim.world import World
 from tests.sim.bus_harness import UID, BusHarness, container_status, deleted, known, mirror
@@ -938,7 +938,7 @@ def test_a_static_pod_that_is_added_again_and_never_runs_is_reported() -> None:
     violation = world.run(scenario).violation
     assert violation is not None
     assert (violation.invariant, violation.uid) == ("I20", "web")
-    assert 5 + PATIENCE_SECONDS < violation.at < 5 + 2 * PATIENCE_SECONDS
+    assert 5 + TIMEOUT_SECONDS < violation.at < 5 + 2 * TIMEOUT_SECONDS
 
 
 @pytest.mark.parametrize("gone_seconds", [0.1, 5.0, 40.0])
@@ -979,7 +979,7 @@ def test_a_static_pod_that_is_added_again_may_wait_for_its_backoff() -> None:
         world.files.erase(place)
         await asyncio.sleep(0.5)
         world.files.write(place, manifest)
-        await asyncio.sleep(2 * PATIENCE_SECONDS)
+        await asyncio.sleep(2 * TIMEOUT_SECONDS)
         assert len(world.truth.attempts(uid, "app")) == before, "its backoff is not over"
         await asyncio.sleep(300)
 

@@ -18,7 +18,7 @@ from podkeeper.engine.api_sender import ApiSender
 from podkeeper.engine.background import Background
 from podkeeper.engine.backoff import DurableBackoff
 from podkeeper.engine.bounded_runtime import DEFAULT_CALL_LIMITS, BoundedRuntime, CallLimits
-from podkeeper.engine.cache import Moments, PodCache
+from podkeeper.engine.cache import IncreasingClock, PodCache
 from podkeeper.engine.checkpoints import Checkpoints
 from podkeeper.engine.container_deletor import PodContainerDeletor
 from podkeeper.engine.container_gc import ContainerGC
@@ -203,7 +203,7 @@ class Engine:
 
     def _build_observation(self) -> None:
         clock = self.ports.clock
-        self._moment = Moments(clock)
+        self._moment = IncreasingClock(clock)
         self._states = WorkerTable(self.settings.timing)
         self.cache = PodCache()
         self.orphans = None if self.ports.api is None else OrphanCheck(api=self.ports.api, clock=clock)

@@ -1,6 +1,6 @@
 """Open the CRI runtime and the parts that it needs, for a standalone agent.
 
-    open_cri_runtime(wanted, clock, objects, opened) -> RuntimeParts, for `app/standalone.py`
+    open_cri_runtime(options, clock, objects, opened) -> RuntimeParts, for `app/standalone.py`
 
 The socket is `--runtime-endpoint`, or `containerRuntimeEndpoint` of the configuration, or the first default socket that
 exists. `app/container_cgroups.py` chooses the cgroups, after the runtime has reported its driver.
@@ -59,11 +59,11 @@ LINK_SECONDS: Final = 2.0
 
 
 async def open_cri_runtime(
-    wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack
+    options: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack
 ) -> RuntimeParts:
     """Open a CRI runtime. Its containers keep running without the agent. Raises BadInput, RuntimeUnavailable."""
-    root, config = wanted.root, with_defaults(wanted.config)
-    socket = socket_of(wanted.runtime_endpoint or wanted.config.container_runtime_endpoint)
+    root, config = options.root, with_defaults(options.config)
+    socket = socket_of(options.runtime_endpoint or options.config.container_runtime_endpoint)
     journal = await asyncio.to_thread(FileJournal.open, root / "journal")
     opened.push_async_callback(journal.close)
     transport = GrpcTransport(socket)
@@ -71,31 +71,31 @@ async def open_cri_runtime(
     await retry_while_starting(socket, lambda: runtime_version(CriCalls(transport), socket))
     info = await retry_while_starting(socket, lambda: runtime_info(transport))
     driver, cgroup_root = driver_of(info.cgroup_driver, config), cgroup_root_of(root, config)
-    pids = DEFAULT_POD_PIDS if wanted.config.pod_pids_limit is None else wanted.config.pod_pids_limit
+    pids = DEFAULT_POD_PIDS if options.config.pod_pids_limit is None else options.config.pod_pids_limit
     cgroups = await pod_cgroups(driver, cgroup_root, config, pod_pids_limit=pids, opened=opened)
     prober = NetworkProber(version=KUBERNETES_VERSION)
     opened.push_async_callback(prober.close)
-    allocatable = amounts_of(machine_node(wanted).status.allocatable)
+    allocatable = amounts_of(machine_node(options).status.allocatable)
     volumes = HostVolumes(root, objects, allocatable=lambda: allocatable, fraction=clock.fraction)
     objects.subscribe(lambda changed: volumes.objects_changed())
     facts = await asyncio.to_thread(machine_facts, str(root / "pods"), str(root / "seccomp"))
-    links = None if wanted.log_link_root is None else HostLogLinks(wanted.log_link_root)
+    links = None if options.log_link_root is None else HostLogLinks(options.log_link_root)
     runtime = CriRuntime(
         transport,
         facts_with(facts, config),
         clock=clock,
         where=socket,
         cluster_domain=config.cluster_domain or "",
-        rebuild=_sandbox_rebuilder(wanted, parent_of(driver, cgroup_root)),
+        rebuild=_sandbox_rebuilder(options, parent_of(driver, cgroup_root)),
         prepare_sub_path=volumes.prepare_sub_path,
-        started=None if links is None else _log_linker(links, str(wanted.log_root)),
+        started=None if links is None else _log_linker(links, str(options.log_root)),
     )
     opened.push_async_callback(runtime.close)
     await retry_while_starting(socket, runtime.open)
     streams = CriStreams(transport)
     background_tasks: list[BackgroundTask] = [volumes.run]
     if links is not None:
-        background_tasks.append(LogSymlinks(runtime=runtime, links=links, log_root=str(wanted.log_root)).run)
+        background_tasks.append(LogSymlinks(runtime=runtime, links=links, log_root=str(options.log_root)).run)
     ports = Ports(
         runtime=runtime,
         volumes=volumes,
@@ -106,7 +106,7 @@ async def open_cri_runtime(
         subscribe_overuse=volumes.on_over_use,
         node_pull_configs=NodeDockerConfig(default_paths(root), clock).configs,
         pull_journal=journal,
-        log_files=HostLogFiles(wanted.log_root),
+        log_files=HostLogFiles(options.log_root),
         kept_images=tuple(filter(None, [info.sandbox_image])),  # because old runtimes do not pin it
     )
     return RuntimeParts(
@@ -187,15 +187,15 @@ def _log_linker(links: HostLogLinks, log_root: str) -> Started:
     return link
 
 
-def _sandbox_rebuilder(wanted: Standalone, parent: Callable[[Pod], str]) -> Callable[[Pod, int], SandboxConfig]:
+def _sandbox_rebuilder(options: Standalone, parent: Callable[[Pod], str]) -> Callable[[Pod, int], SandboxConfig]:
     """Return a function that computes a sandbox's config again, because runtimes do not store all of it."""
 
     def rebuild(pod: Pod, attempt: int) -> SandboxConfig:
         return SandboxConfig(
             pod=pod,
             attempt=attempt,
-            hostname=hostname_of(pod, wanted.config.cluster_domain or ""),
-            log_directory=pod_log_directory(str(wanted.log_root), pod),
+            hostname=hostname_of(pod, options.config.cluster_domain or ""),
+            log_directory=pod_log_directory(str(options.log_root), pod),
             cgroup_parent=parent(pod),
         )
 

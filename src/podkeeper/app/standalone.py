@@ -140,21 +140,21 @@ class AgentParts:
 
 
 @asynccontextmanager
-async def open_agent_parts(wanted: Standalone, report: ReportProblems | None = None) -> AsyncIterator[AgentParts]:
+async def open_agent_parts(options: Standalone, report: ReportProblems | None = None) -> AsyncIterator[AgentParts]:
     """Open all parts of an agent. `report` receives problems of manifests. Raises AlreadyRunning, BadInput."""
     async with AsyncExitStack() as opened:
         clock = SystemClock()
-        _take_root(wanted.root, opened)
+        _take_root(options.root, opened)
         objects = LocalObjects()
-        parts = await _opener_of(wanted.runtime)(wanted, clock, objects, opened)
+        parts = await _opener_of(options.runtime)(options, clock, objects, opened)
         stop_filter = StopFilter(clock=clock, checkpoints=Checkpoints(parts.journal, "stopped/"))
-        sources = _sources(wanted, clock, objects, parts.journal, report)
+        sources = _sources(options, clock, objects, parts.journal, report)
         await drop_unused_manifests(parts.journal, [source.name for source in sources])
         yield AgentParts(
             ports=dataclasses.replace(
                 parts.ports, sources=tuple(stop_filter.filtered(source) for source in sources), objects=objects
             ),
-            settings=_settings(wanted, parts),
+            settings=_settings(options, parts),
             stop_filter=stop_filter,
             streams=parts.streams,
             forwards=parts.forwards,
@@ -170,7 +170,7 @@ OpenRuntime = Callable[[Standalone, Clock, LocalObjects, AsyncExitStack], Awaita
 """Opens a runtime and its parts. The stack closes them. The objects are the config maps and secrets of pods."""
 
 
-async def _fake(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:
+async def _fake(options: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:
     """Simulate pods in this process. Their annotations script them. They end with the agent."""
     from podkeeper.runtimes.fake import FakeRuntime
     from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
@@ -187,7 +187,7 @@ async def _fake(wanted: Standalone, clock: Clock, objects: LocalObjects, opened:
     return RuntimeParts(ports=ports, journal=journal)
 
 
-async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:
+async def _process(options: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:
     """Run pods as processes of this machine. They keep running without the agent."""
     from podkeeper.app.local.forwards import HostForwards
     from podkeeper.app.local.process_streams import ProcessStreams
@@ -198,20 +198,20 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
     from podkeeper.runtimes.process.runtime import ProcessRuntime
     from podkeeper.volumes.manager import HostVolumes
 
-    root = wanted.root
+    root = options.root
     journal = await asyncio.to_thread(FileJournal.open, root / "journal")
     opened.push_async_callback(journal.close)
-    pids = DEFAULT_POD_PIDS if wanted.config.pod_pids_limit is None else wanted.config.pod_pids_limit
+    pids = DEFAULT_POD_PIDS if options.config.pod_pids_limit is None else options.config.pod_pids_limit
     cgroups = await asyncio.to_thread(open_cgroups, own_root(str(root)), pod_pids_limit=pids)
     opened.push_async_callback(cgroups.close)
     prober = NetworkProber(version=KUBERNETES_VERSION)
     opened.push_async_callback(prober.close)
-    allocatable = amounts_of(machine_node(wanted).status.allocatable)
+    allocatable = amounts_of(machine_node(options).status.allocatable)
     runtime = await opened.enter_async_context(
         ProcessRuntime(
             str(root / "runtime"),
             host_ips=lambda: (host_ip(),),
-            host_images=wanted.host_images,
+            host_images=options.host_images,
             hidden=(str(root),),
             pod_pids_limit=pids,
         )
@@ -226,7 +226,7 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
         clock=clock,
         journal=journal,
         subscribe_overuse=volumes.on_over_use,
-        log_files=HostLogFiles(wanted.log_root),
+        log_files=HostLogFiles(options.log_root),
     )
     return RuntimeParts(
         ports=ports,
@@ -238,11 +238,11 @@ async def _process(wanted: Standalone, clock: Clock, objects: LocalObjects, open
     )
 
 
-async def _cri(wanted: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:
+async def _cri(options: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:
     # Import late, because protobuf and grpc need ten MiB of memory.
     from podkeeper.app.containers import open_cri_runtime
 
-    return await open_cri_runtime(wanted, clock, objects, opened)
+    return await open_cri_runtime(options, clock, objects, opened)
 
 
 _RUNTIMES: Mapping[str, OpenRuntime] = {"process": _process, "cri": _cri, "fake": _fake}
@@ -278,50 +278,50 @@ def _take_root(root: Path, opened: AsyncExitStack) -> None:
 
 
 def _sources(
-    wanted: Standalone, clock: Clock, objects: LocalObjects, journal: Journal, report: ReportProblems | None
+    options: Standalone, clock: Clock, objects: LocalObjects, journal: Journal, report: ReportProblems | None
 ) -> tuple[FileSource | HttpSource, ...]:
-    config = wanted.config
-    paths = (*wanted.paths, *([Path(config.static_pod_path)] if config.static_pod_path else []))
+    config = options.config
+    paths = (*options.paths, *([Path(config.static_pod_path)] if config.static_pod_path else []))
     files = FileSource(
         paths,
-        wanted.node_name,
+        options.node_name,
         clock,
         objects=objects,
         period_seconds=_seconds(config.file_check_frequency, PERIOD_SECONDS),
         report=report,
-        stored_manifests=stored_manifests(journal, FILE_SOURCE, wanted.node_name, keep_secrets=wanted.keep_secrets),
+        stored_manifests=stored_manifests(journal, FILE_SOURCE, options.node_name, keep_secrets=options.keep_secrets),
     )
     if not config.static_pod_url:
         return (files,)
     web = HttpSource(
         config.static_pod_url,
-        wanted.node_name,
+        options.node_name,
         clock,
         headers=config.static_pod_url_header,
         objects=objects,
         period_seconds=_seconds(config.http_check_frequency, PERIOD_SECONDS),
         report=report,
-        stored_manifests=stored_manifests(journal, HTTP_SOURCE, wanted.node_name, keep_secrets=wanted.keep_secrets),
+        stored_manifests=stored_manifests(journal, HTTP_SOURCE, options.node_name, keep_secrets=options.keep_secrets),
     )
     return files, web
 
 
-def _settings(wanted: Standalone, parts: RuntimeParts) -> Settings:
-    node = machine_node(wanted)
+def _settings(options: Standalone, parts: RuntimeParts) -> Settings:
+    node = machine_node(options)
     return Settings(
         node=replace(node, status=replace(node.status, features=parts.features, runtime_handlers=parts.handlers)),
         host_ips=(host_ip(),),
-        log_root=str(wanted.log_root),
-        log_policy=_log_policy(wanted.config),
-        timing=SyncTiming(resync_seconds=_seconds(wanted.config.sync_frequency, DEFAULT_TIMING.resync_seconds)),
-        restart_curve=_restart_curve(wanted.config),
-        runtime_limits=limits_of(wanted.config),
-        verification=verification_of(wanted.config),
-        image_gc=gc_policy_of(wanted.config),
+        log_root=str(options.log_root),
+        log_policy=_log_policy(options.config),
+        timing=SyncTiming(resync_seconds=_seconds(options.config.sync_frequency, DEFAULT_TIMING.resync_seconds)),
+        restart_curve=_restart_curve(options.config),
+        runtime_limits=limits_of(options.config),
+        verification=verification_of(options.config),
+        image_gc=gc_policy_of(options.config),
         container_gc_seconds=CONTAINER_GC_SECONDS,
         enforcement=parts.enforcement,
-        cluster_domain=wanted.config.cluster_domain or "cluster.local",
-        lookup=_lookup(with_defaults(wanted.config)) if wanted.runtime == "cri" else None,
+        cluster_domain=options.config.cluster_domain or "cluster.local",
+        lookup=_lookup(with_defaults(options.config)) if options.runtime == "cri" else None,
     )
 
 
@@ -330,14 +330,14 @@ def _lookup(config: KubeletConfiguration) -> NameLookup:
     return NameLookup(cluster, config.resolv_conf or "", (host_ip(),))
 
 
-def machine_node(wanted: Standalone) -> Node:
+def machine_node(options: Standalone) -> Node:
     """Return this machine as a node, with its capacity."""
     cores = os.cpu_count() or 1
-    max_pods = wanted.config.max_pods if wanted.config.max_pods is not None else DEFAULT_MAX_PODS
-    if wanted.config.pods_per_core:
-        max_pods = min(max_pods, wanted.config.pods_per_core * cores)
+    max_pods = options.config.max_pods if options.config.max_pods is not None else DEFAULT_MAX_PODS
+    if options.config.pods_per_core:
+        max_pods = min(max_pods, options.config.pods_per_core * cores)
     memory_kib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
-    return simple_node(wanted.node_name, cpu=str(cores), memory=f"{memory_kib}Ki", pods=max_pods)
+    return simple_node(options.node_name, cpu=str(cores), memory=f"{memory_kib}Ki", pods=max_pods)
 
 
 def _restart_curve(config: KubeletConfiguration) -> Curve:
@@ -367,9 +367,9 @@ def _log_policy(config: KubeletConfiguration) -> LogPolicy:
     return LogPolicy(size if size >= 0 else None, files, workers, seconds)
 
 
-def _seconds(wanted: Duration | None, default: float) -> float:
+def _seconds(duration: Duration | None, default: float) -> float:
     """Return a configured period. As in the kubelet, no value and zero mean the default."""
-    return (seconds_of(wanted) if wanted else 0.0) or default
+    return (seconds_of(duration) if duration else 0.0) or default
 
 
 def host_ip() -> str:

@@ -3,8 +3,8 @@
 Input: the inspections and listings of the PLEG, each with the instant at which it began. Output: `get` returns the
 last known state. `get_newer_than` waits for an inspection that began after the caller's own last action.
 
-Instants come from one `Moments` and strictly increase, so "newer" is a plain `>`. A reader that finds the cache too
-old requests an inspection and does not wait for a relist. A pod that the runtime does not have is an empty record.
+Instants come from one `IncreasingClock` and strictly increase, so "newer" is a plain `>`. A reader that finds the cache
+too old requests an inspection and does not wait for a relist. A pod that the runtime does not have is an empty record.
 Before the first listing, `get_newer_than` always waits. Otherwise a restarted agent would treat running pods as absent.
 Kubelet counterpart: pkg/kubelet/container/cache.go.
 """
@@ -24,7 +24,7 @@ _NEVER = -inf
 def _no_inspection(uid: PodUID, since: float) -> None: ...
 
 
-class Moments:
+class IncreasingClock:
     """Strictly increasing instants of the monotonic clock, so that of two instants one is always newer."""
 
     def __init__(self, clock: Clock) -> None:

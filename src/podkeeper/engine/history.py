@@ -38,7 +38,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.ports.clock import Clock
 
 LONGEST_TIMELINE: Final = 50
-MOST_REMEMBERED: Final = 1000
+MAX_PODS_WITHOUT_WORKER: Final = 1000
 _COMPARED: Final = 6  # one sync adds up to five events: started, ended, the next one, and its actions
 _MOST_SHARED: Final = 2048
 _LONGEST_MESSAGE: Final = 256
@@ -109,11 +109,11 @@ class _Timeline:
 class PodHistory:
     """The timelines of all pods."""
 
-    __slots__ = ("_clock", "_live", "_most_remembered", "_others", "_shared", "_subscribers")
+    __slots__ = ("_clock", "_live", "_max_pods_without_worker", "_others", "_shared", "_subscribers")
 
-    def __init__(self, *, clock: Clock, most_remembered: int = MOST_REMEMBERED) -> None:
+    def __init__(self, *, clock: Clock, max_pods_without_worker: int = MAX_PODS_WITHOUT_WORKER) -> None:
         self._clock = clock
-        self._most_remembered = most_remembered
+        self._max_pods_without_worker = max_pods_without_worker
         self._live: dict[PodUID, _Timeline] = {}  # pods that have a worker
         self._others: OrderedDict[PodUID, _Timeline] = OrderedDict()  # all others; the last changed one last
         self._shared: dict[HistoryEvent, HistoryEvent] = {}
@@ -198,7 +198,7 @@ class PodHistory:
         return timeline
 
     def _trim(self) -> None:
-        while len(self._others) > self._most_remembered:
+        while len(self._others) > self._max_pods_without_worker:
             self._others.popitem(last=False)
 
     def _share(self, event: HistoryEvent) -> HistoryEvent:

@@ -2,7 +2,7 @@
 
 It runs every two seconds.
 
-    list cgroups and directories -> sweep the workers -> list the runtime -> decide at one moment -> act
+    list cgroups and directories -> sync the known pods -> list the runtime -> decide at one moment -> act
 
 `rules.housekeeping` explains the order and takes all decisions. The loop continues meanwhile. Until all sources are
 ready, a round only restarts static pods that were removed and added again. It drops the status of their former run
@@ -267,7 +267,7 @@ class Housekeeping:
         # Skip the lookups on nodes without mirror pods, because there may be many pods.
         mirror_of = self._pods.mirror_of_pod if mirrors else lambda _: None
         desired = [(pod, mirror_of(pod)) for pod in self._pods.pods()]
-        updated_since = {*self._workers.updated_since_sweep(), *self._held()}
+        updated_since = {*self._workers.updated_since_housekeeping(), *self._held()}
         unknown = [uid for pod, _ in desired if (uid := uid_of(pod)) not in known and uid not in updated_since]
         published = {uid: self._status.get_pod_status(uid) for uid in unknown}
         return CleanupInput(

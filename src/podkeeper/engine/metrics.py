@@ -52,7 +52,7 @@ class Metrics(Observer):
                 case HistogramFamily(name, text, labels, bounds):
                     self._histograms[family, ()] = Histogram(name, text, labels, registry=self.registry, buckets=bounds)
         self._known: Mapping[PodUID, PodWorkerSync] = {}
-        self._sight: CleanupInput | None = None
+        self._cleanup_input: CleanupInput | None = None
         self._probes = _ProbeSeries()
 
     def exposition(self) -> bytes:
@@ -163,8 +163,8 @@ class Metrics(Observer):
     def workers_listed(self, known: Mapping[PodUID, PodWorkerSync]) -> None:
         self._known = known
 
-    def pods_cleaned_up(self, sight: CleanupInput, plan: CleanupPlan) -> None:
-        self._sight = sight
+    def pods_cleaned_up(self, cleanup_input: CleanupInput, plan: CleanupPlan) -> None:
+        self._cleanup_input = cleanup_input
         self._count(of.ORPHANED_PODS, by=len(plan.orphan_kills))
         for update in plan.restarts:
             self._count(of.RESTARTED_PODS, _if_static(update.pod is not None and is_static_pod(update.pod)))
@@ -176,20 +176,20 @@ class Metrics(Observer):
                 self._set(of.WORKING_PODS, state, config, static, to=counts[state, config, static])
 
     def _count_pods(self) -> None:
-        if (sight := self._sight) is None:
+        if (cleanup_input := self._cleanup_input) is None:
             return
-        answers = _FromSweep(sight.known)
+        answers = _FromHousekeeping(cleanup_input.known)
         desired, active, ephemeral = Tally[str](), Tally[str](), 0
-        for pod, _ in sight.desired:
+        for pod, _ in cleanup_input.desired:
             static = _if_static(is_static_pod(pod))
             desired[static] += 1
-            active[static] += is_active(pod, sight.phases.get(PodUID(pod.metadata.uid or "")), answers)
+            active[static] += is_active(pod, cleanup_input.phases.get(PodUID(pod.metadata.uid or "")), answers)
             ephemeral += len(pod.spec.ephemeral_containers or ())
         for static in ("", "true"):
             self._set(of.DESIRED_PODS, static, to=desired[static])
             self._set(of.ACTIVE_PODS, static, to=active[static])
         self._set(of.EPHEMERAL_CONTAINERS, to=ephemeral)
-        self._set(of.MIRROR_PODS, to=len(sight.mirrors))
+        self._set(of.MIRROR_PODS, to=len(cleanup_input.mirrors))
 
     def rejected(self, reason: str) -> None:
         self._count(of.REJECTIONS, of.rejection_label(reason))
@@ -229,7 +229,7 @@ def _if_static(static: bool) -> str:
     return "true" if static else ""
 
 
-class _FromSweep:
+class _FromHousekeeping:
     """The worker states of the last housekeeping, in the form that `is_active` needs."""
 
     __slots__ = ("_known",)

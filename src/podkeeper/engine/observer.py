@@ -93,7 +93,7 @@ class Observer:
 
     # All pods.
 
-    def pods_cleaned_up(self, sight: CleanupInput, plan: CleanupPlan) -> None:
+    def pods_cleaned_up(self, cleanup_input: CleanupInput, plan: CleanupPlan) -> None:
         """Housekeeping found this state and executes this plan."""
 
     def status_synced(self, seconds: float) -> None:

@@ -51,7 +51,7 @@ class OrphanCheck:
         """Return the UIDs that the API does not have."""
         return self._confirmed
 
-    def is_in_doubt(self, uid: PodUID) -> bool:
+    def is_unconfirmed(self, uid: PodUID) -> bool:
         """Return whether a pod of the last `check` is not confirmed yet."""
         return uid in self._candidates and uid not in self._confirmed
 

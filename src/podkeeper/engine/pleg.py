@@ -103,7 +103,7 @@ class _InspectionState(Enum):
 
 @dataclass(slots=True, eq=False)
 class _PlegPod:
-    book: RelistState = _BLANK
+    state: RelistState = _BLANK
     inspection: _InspectionState = _InspectionState.IDLE
     seen_at: float = _NEVER  # begin of the last successful inspection, or of the listing without the pod
     failures: int = 0
@@ -266,13 +266,13 @@ class Pleg:
             return
         listed = _listed(record)
         if not self._store(uid, record, listed, at):
-            # A later listing confirmed the cached record, and another one showed a change. The book must not be newer
-            # than the cache. Otherwise the next listing would agree with the book and confirm the old record.
+            # A later listing confirmed the cached record, and another one showed a change. The state must not be newer
+            # than the cache. Otherwise the next listing would agree with the state and confirm the old record.
             self._schedule(uid, pod)
             return
         pod.seen_at = at
-        before = pod.book.records.get(uid)
-        pod.book, findings = relist_pod(pod.book, uid, listed)
+        before = pod.state.records.get(uid)
+        pod.state, findings = relist_pod(pod.state, uid, listed)
         unreported = self._unreported.get(uid)
         if unreported is not None and not unreported.changed:
             if findings:
@@ -280,7 +280,7 @@ class Pleg:
             else:  # the listing was wrong
                 del self._unreported[uid]
         for finding in findings:
-            pod.book, events = complete_inspection(pod.book, finding, inspected=True)
+            pod.state, events = complete_inspection(pod.state, finding, inspected=True)
             self._send(relevant_events(events, before))
 
     def _store(self, uid: PodUID, record: PodRecord, listed: ListedPod | None, at: float) -> bool:
@@ -295,7 +295,7 @@ class Pleg:
         if at < pod.seen_at:
             return
         pod.failures += 1
-        pod.book = request_reinspection(pod.book, uid)
+        pod.state = request_reinspection(pod.state, uid)
         level = logging.WARNING if pod.failures == 1 else logging.DEBUG
         log.log(level, "cannot inspect pod %s (failure %d), will retry: %s", self._name(uid), pod.failures, error)
         self._cache.set_error(uid, error, at)
@@ -312,7 +312,7 @@ class Pleg:
             self._forget_if_gone(uid, pod)
 
     def _forget_if_gone(self, uid: PodUID, pod: _PlegPod) -> None:
-        if pod.inspection is _InspectionState.IDLE and not pod.book.records:
+        if pod.inspection is _InspectionState.IDLE and not pod.state.records:
             del self._pods[uid]
 
     def _send(self, events: Iterable[LifecycleEvent]) -> None:
@@ -378,9 +378,9 @@ class Pleg:
             pod = self._pods.get(uid)
             if pod is None:
                 pod = self._pods[uid] = _PlegPod()
-            elif pod.seen_at > at or is_unchanged(pod.book, listed):
+            elif pod.seen_at > at or is_unchanged(pod.state, listed):
                 continue
-            if relist_pod(pod.book, uid, listed)[1]:
+            if relist_pod(pod.state, uid, listed)[1]:
                 changed.append(uid)
                 if self._is_unreported(pod):
                     unreported[uid] = _name_of(record)
@@ -403,12 +403,12 @@ class Pleg:
 
     def _removed(self, uid: PodUID, pod: _PlegPod, at: float) -> None:
         """Handle a pod that a listing no longer shows."""
-        book, findings = relist_pod(pod.book, uid, None)
+        state, findings = relist_pod(pod.state, uid, None)
         for finding in findings:
             if not self._cache.drop(uid, at):
                 return  # a later inspection has failed. The next listing or inspection detects the removal.
             pod.seen_at = at
-            pod.book, events = complete_inspection(book, finding, inspected=True)
+            pod.state, events = complete_inspection(state, finding, inspected=True)
             self._send(events)
         if pod.inspection is _InspectionState.BACKOFF and pod.retry is not None:
             pod.retry.cancel()
@@ -434,7 +434,7 @@ class Pleg:
     # Events.
 
     async def _follow_events(self) -> None:
-        short_lives = 0
+        short_streams = 0
         while True:
             opened = self._clock.monotonic()
             self._trusted_from = opened + self._timing.trust_after_seconds
@@ -444,10 +444,10 @@ class Pleg:
             self._observer.stream_ended()
             self._relist_requested.set()  # because changes since the end of the stream have no events
             lived = self._clock.monotonic() - opened
-            short_lives = 0 if lived >= self._timing.trust_after_seconds else short_lives + 1
-            if short_lives <= 1:
+            short_streams = 0 if lived >= self._timing.trust_after_seconds else short_streams + 1
+            if short_streams <= 1:
                 log.warning("the runtime's event stream ended, relisting until it is open again: %s", reason)
-            await asyncio.sleep(self._timing.retry.after(short_lives) if short_lives else 0)
+            await asyncio.sleep(self._timing.retry.after(short_streams) if short_streams else 0)
 
     async def _stream_end(self) -> str:
         """Handle events until the stream ends. Return the reason."""
@@ -481,7 +481,7 @@ def _name_of(record: PodRecord) -> str:
 
 
 def _listed(record: PodRecord) -> ListedPod | None:
-    """Return a record in the form of the book. None if the runtime has nothing of the pod."""
+    """Return a record in the form of `RelistState`. None if the runtime has nothing of the pod."""
     return listing_of(record) if record.sandboxes or record.containers else None
 
 

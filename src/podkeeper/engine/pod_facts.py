@@ -69,7 +69,7 @@ class PodFacts:
         """Return whether a pod is removed: all sources are ready, and neither they nor the workers have it."""
         if not self._storage.has_seen(self._sources):
             return False
-        if self._orphans is not None and self._orphans.is_in_doubt(uid):
+        if self._orphans is not None and self._orphans.is_unconfirmed(uid):
             return False
         removable = predicates.should_content_be_removed(self._states.state(uid), synced=self._states.synced)
         return self._pods.pod_by_uid(uid) is None and removable

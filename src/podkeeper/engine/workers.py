@@ -6,8 +6,8 @@ Each pod has at most one sync at a time.
                                         ^                                       |
                                         `------------- sync results <-----------'
 
-Input: updates from the loop, sweeps of housekeeping. Output: calls of the syncer, and answers about the state of a pod.
-`rules.worker` takes every decision. This shell executes the orders at once and in order.
+Input: updates from the loop, desired pods from housekeeping. Output: calls of the syncer, and answers about the state
+of a pod. `rules.worker` takes every decision. This shell executes the orders at once and in order.
 
 * Each sync is a task, and there are no other tasks: an idle pod is a few small values.
 * The state has changed when `update_pod` returns.
@@ -160,17 +160,17 @@ class PodWorkers:
         """Forget finished pods and stop orphaned pods. Return all others."""
         if self._stopped:
             raise TryLater("cannot sync the known pods: the agent is stopping")
-        sweep = self._workers.sync_known_pods(desired)
+        result = self._workers.sync_known_pods(desired)
         self._updated = set()
-        for uid, orders in sweep.orders.items():
+        for uid, orders in result.orders.items():
             self._queue_orders(uid, orders)
-        for uid, before in sweep.moved.items():
+        for uid, before in result.moved.items():
             self._report_move(uid, before)
         self._execute_orders()
-        for uid, before in sweep.moved.items():
+        for uid, before in result.moved.items():
             self._report_ended_static_pod(uid, before)
-        self._notify("the observer", "*", self._observer.workers_listed, sweep.known)
-        return sweep.known
+        self._notify("the observer", "*", self._observer.workers_listed, result.known)
+        return result.known
 
     def forget_restartable(self, uids: Collection[PodUID]) -> Collection[PodUID]:
         """Forget finished pods that a source has added again. Return the UIDs of the forgotten pods."""
@@ -185,8 +185,8 @@ class PodWorkers:
         """Return whether a pod has finished and a source has added it again."""
         return self._workers.is_restartable(uid)
 
-    def updated_since_sweep(self) -> frozenset[PodUID]:
-        """Return the pods that got an update since the last sweep. Its result may lack them."""
+    def updated_since_housekeeping(self) -> frozenset[PodUID]:
+        """Return the pods that got an update since the last `sync_known_pods`. Its result may lack them."""
         return frozenset(self._updated)
 
     async def kill_pod(

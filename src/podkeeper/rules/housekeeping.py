@@ -115,12 +115,12 @@ def cleanup_plan(given: CleanupInput, workers: WorkerPredicates) -> CleanupPlan:
         if not runtime_unknown and uid not in known and uid not in running and _is_deleted_and_terminal(pod)
     )
     to_confirm = _to_confirm(given, known, desired.keys())
-    doubtful = frozenset(PodUID(record.uid) for record in to_confirm)
+    unconfirmed = frozenset(PodUID(record.uid) for record in to_confirm)
     kill = KillOptions(grace_override_seconds=ORPHAN_GRACE_SECONDS)
     orphan_kills = tuple(
         Update(type=UpdateType.KILL, running_pod=record, kill=kill)
         for uid, record in running.items()
-        if uid not in known and uid not in doubtful
+        if uid not in known and uid not in unconfirmed
     )
     with_volumes = frozenset(given.with_volumes)
     orphaned = (
@@ -128,14 +128,14 @@ def cleanup_plan(given: CleanupInput, workers: WorkerPredicates) -> CleanupPlan:
         if runtime_unknown
         else frozenset([*given.directories, *with_volumes]) - desired.keys() - running.keys()
     )
-    orphaned -= doubtful
+    orphaned -= unconfirmed
     # Removing a cgroup kills its processes. Unlike the kubelet, keep the cgroup of a pod that this round restarts, and
     # of an orphaned pod that it kills, so that its grace period applies.
     cgroups = frozenset() if runtime_unknown else frozenset(given.cgroups)
-    idle_cgroups = cgroups - could_run - restarts.keys() - running.keys() - doubtful
+    idle_cgroups = cgroups - could_run - restarts.keys() - running.keys() - unconfirmed
     return CleanupPlan(
         could_run=could_run,
-        statuses_to_keep=frozenset([*desired, *map(uid_of, given.mirrors), *doubtful]),
+        statuses_to_keep=frozenset([*desired, *map(uid_of, given.mirrors), *unconfirmed]),
         directories_to_remove=orphaned - with_volumes,
         volumes_to_unmount=orphaned & with_volumes - known,
         mirrors_to_delete=tuple(
@@ -147,7 +147,7 @@ def cleanup_plan(given: CleanupInput, workers: WorkerPredicates) -> CleanupPlan:
         dead_pods_to_remove=tuple(
             record
             for record in given.stopped_pods
-            if record.uid not in known and record.uid not in desired and record.uid not in doubtful
+            if record.uid not in known and record.uid not in desired and record.uid not in unconfirmed
         ),
         cgroups_to_remove=idle_cgroups - with_volumes,
         cgroups_to_throttle=idle_cgroups & with_volumes,

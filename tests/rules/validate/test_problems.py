@@ -14,7 +14,7 @@ import yaml
 
 from podkeeper.model.k8s import core
 from podkeeper.rules.validate import names
-from podkeeper.rules.validate.pod import Occasion, validate_pod
+from podkeeper.rules.validate.pod import RequestKind, validate_pod
 
 Json = dict[str, Any]
 
@@ -35,14 +35,14 @@ def pod_of(case: Json) -> core.Pod:
     return msgspec.convert(wire, core.Pod)
 
 
-def problems_of(pod: core.Pod, occasion: Occasion = Occasion.CREATE) -> list[str]:
-    return [f"{problem.field}: {problem.message}" for problem in validate_pod(pod, occasion)]
+def problems_of(pod: core.Pod, kind: RequestKind = RequestKind.CREATE) -> list[str]:
+    return [f"{problem.field}: {problem.message}" for problem in validate_pod(pod, kind)]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_pod_has_exactly_these_problems(case: Json) -> None:
-    occasion = Occasion.UPDATE if case.get("occasion") == "update" else Occasion.CREATE
-    assert problems_of(pod_of(case), occasion) == case["problems"]
+    kind = RequestKind.UPDATE if case.get("request") == "update" else RequestKind.CREATE
+    assert problems_of(pod_of(case), kind) == case["problems"]
 
 
 def container_json(**parts: Any) -> Json:

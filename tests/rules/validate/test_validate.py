@@ -8,7 +8,7 @@ import pytest
 from podkeeper.model.errors import Problem
 from podkeeper.model.k8s import core
 from podkeeper.rules.defaults.pod import default_pod
-from podkeeper.rules.validate.pod import Occasion, validate_pod
+from podkeeper.rules.validate.pod import RequestKind, validate_pod
 from tests.rules.random_pods import random_pod
 
 Json = dict[str, Any]
@@ -740,7 +740,7 @@ def test_all_problems_are_reported_at_once() -> None:
 
 def test_fields_that_ephemeral_containers_may_not_have() -> None:
     plain = {"name": "e", "image": "a", "targetContainerName": "c"}
-    assert validate_pod(parsed(ephemeralContainers=[plain]), Occasion.UPDATE) == ()
+    assert validate_pod(parsed(ephemeralContainers=[plain]), RequestKind.UPDATE) == ()
     greedy = {
         **plain,
         "name": "c",
@@ -752,7 +752,7 @@ def test_fields_that_ephemeral_containers_may_not_have() -> None:
     }
     given = parsed(ephemeralContainers=[greedy], volumes=[{"name": "v"}])
     at = "spec.ephemeralContainers[0]"
-    assert {problem.field for problem in validate_pod(given, Occasion.UPDATE)} == {
+    assert {problem.field for problem in validate_pod(given, RequestKind.UPDATE)} == {
         f"{at}.name",
         f"{at}.targetContainerName",
         f"{at}.ports",

@@ -119,7 +119,7 @@ def run(
             raise click.UsageError("--runtime-endpoint requires --runtime cri")
         if bad := next(dns_subdomain("--node-name", node_name), None):
             raise click.UsageError(str(bad))
-        wanted = Standalone(
+        options = Standalone(
             paths=paths,
             root=root,
             node_name=node_name,
@@ -139,14 +139,14 @@ def run(
         tune_garbage_collection()
         screen = _screen(which_agent(root, socket_path), plain=plain or not _can_draw())
         _set_up_logging(verbose, screen)
-        status = asyncio.run(_run_agent(wanted, exit_options, listen_path, screen, which_agent(root, socket_path)))
+        status = asyncio.run(_run_agent(options, exit_options, listen_path, screen, which_agent(root, socket_path)))
     except AgentError as error:
         raise click.ClickException(str(error)) from error
     raise SystemExit(status)
 
 
 async def _run_agent(
-    wanted: "Standalone", exit_options: "ExitOptions", listen_path: Path, screen: "Screen", option: str
+    options: "Standalone", exit_options: "ExitOptions", listen_path: Path, screen: "Screen", option: str
 ) -> int:
     from podkeeper import __version__
     from podkeeper.app.agent import Agent
@@ -156,16 +156,16 @@ async def _run_agent(
     from podkeeper.app.local.server import AgentInfo, LocalServer
     from podkeeper.app.standalone import open_agent_parts
 
-    async with open_agent_parts(wanted, screen.show_problems) as parts:
+    async with open_agent_parts(options, screen.show_problems) as parts:
         agent = Agent(Engine(parts.ports, parts.settings))
         queries = PodQueries(agent, parts.stop_filter)
         info = AgentInfo(
             version=__version__,
-            node=wanted.node_name,
-            root=str(wanted.root),
+            node=options.node_name,
+            root=str(options.root),
             runtime=agent.runtime_name,
             pid=os.getpid(),
-            paths=tuple(str(path.absolute()) for path in wanted.paths),
+            paths=tuple(str(path.absolute()) for path in options.paths),
         )
         server = LocalServer(
             agent=agent,
@@ -179,7 +179,7 @@ async def _run_agent(
         await server.start()
         try:
             screen.print_line(
-                f"podkeeper {__version__}: node {wanted.node_name}, runtime {info.runtime}, root {wanted.root}"
+                f"podkeeper {__version__}: node {options.node_name}, runtime {info.runtime}, root {options.root}"
             )
             screen.print_line(f"Listening on {listen_path}. Try '{own_name()} ps{option}'.")
             lifecycle = RunLifecycle(agent, queries, parts.stop_filter, screen, exit_options)

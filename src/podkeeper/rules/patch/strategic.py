@@ -13,7 +13,7 @@ from typing import TypeAlias
 from podkeeper.rules.patch.conflict import conflict_between
 from podkeeper.rules.patch.errors import PatchConflict, PreconditionFailed
 from podkeeper.rules.patch.schema import fields_of_kind
-from podkeeper.rules.patch.strategic_apply import Onto, merged_objects
+from podkeeper.rules.patch.strategic_apply import MergeTarget, merged_objects
 from podkeeper.rules.patch.strategic_diff import Parts, diff_of_objects
 from podkeeper.rules.patch.value import Json, JsonObject, check_depth, dotted, object_of
 
@@ -25,7 +25,7 @@ def apply(original: Json, patch: Json, kind: str) -> JsonObject:
     fields = fields_of_kind(kind)
     old, change = object_of(original, "the original"), object_of(patch, "the patch")
     check_depth(change, "the patch")
-    return merged_objects(old, change, fields, Onto.OBJECT, ())
+    return merged_objects(old, change, fields, MergeTarget.OBJECT, ())
 
 
 def two_way_diff(original: Json, modified: Json, kind: str, preconditions: Iterable[Precondition] = ()) -> JsonObject:
@@ -55,7 +55,7 @@ def three_way_diff(
     now = object_of(current, "the current object")
     delta = diff_of_objects(now, new, fields, Parts(deletions=False))
     deletions = diff_of_objects(old, new, fields, Parts(changes=False))
-    patch = merged_objects(deletions, delta, fields, Onto.PATCH, ())
+    patch = merged_objects(deletions, delta, fields, MergeTarget.PATCH, ())
     _check(patch, preconditions)
     if not overwrite:
         changed = diff_of_objects(old, now, fields, Parts(order=False))

@@ -8,7 +8,7 @@ Into an object, directives are executed and removed:
     $deleteFromPrimitiveList/<list>     scalars to remove from the list
     <member>: null                      remove the member
 
-Into another patch (`Onto.PATCH`, a step of the three-way diff), directives and nulls are kept.
+Into another patch (`MergeTarget.PATCH`, a step of the three-way diff), directives and nulls are kept.
 
 A value that a patch adds as a whole is added without directives. apimachinery leaves some of them in and loses them
 when it decodes the result into typed objects. Our store of plain JSON has no such step. Where apimachinery's result
@@ -46,14 +46,16 @@ from podkeeper.rules.patch.schema import PLAIN, Field, Fields, fields_of
 from podkeeper.rules.patch.value import Json, JsonObject, dotted, same, type_name
 
 
-class Onto(Enum):
+class MergeTarget(Enum):
     """What a patch is merged into."""
 
     OBJECT = "an object: directives are executed"
     PATCH = "another patch: directives are kept"
 
 
-def merged_objects(original: JsonObject, patch: JsonObject, fields: Fields, onto: Onto, path: FieldPath) -> JsonObject:
+def merged_objects(
+    original: JsonObject, patch: JsonObject, fields: Fields, target: MergeTarget, path: FieldPath
+) -> JsonObject:
     """Return the original with the patch merged in."""
     if not patch:
         return original
@@ -61,13 +63,13 @@ def merged_objects(original: JsonObject, patch: JsonObject, fields: Fields, onto
         return _execute_directive(patch, path)
     result, rest = dict(original), dict(patch)
     if RETAIN_KEYS in rest:
-        _retain_keys(result, rest, onto, path)
+        _retain_keys(result, rest, target, path)
     for key in [key for key in rest if key.startswith(SET_ORDER)]:
-        _merge_ordered_list(result, rest, key, fields, onto, path)
+        _merge_ordered_list(result, rest, key, fields, target, path)
     for key in [key for key in rest if key.startswith(DELETE_FROM)]:
-        _delete_from_list(result, key, rest.pop(key), onto, path)
+        _delete_from_list(result, key, rest.pop(key), target, path)
     for key, value in rest.items():
-        _merge_member(result, key, value, fields, onto, (*path, key))
+        _merge_member(result, key, value, fields, target, (*path, key))
     return result
 
 
@@ -86,18 +88,20 @@ def _execute_directive(patch: JsonObject, path: FieldPath) -> JsonObject:
             )
 
 
-def _merge_member(result: JsonObject, key: str, value: Json, fields: Fields, onto: Onto, path: FieldPath) -> None:
+def _merge_member(
+    result: JsonObject, key: str, value: Json, fields: Fields, target: MergeTarget, path: FieldPath
+) -> None:
     """Merge one member of a patch that is not a directive."""
     if value is None:
         result.pop(key, None)
-        if onto is Onto.PATCH:
+        if target is MergeTarget.PATCH:
             result[key] = None
         return
     current = result.get(key)
     field = fields.get(key, PLAIN)
     if type(current) is not type(value):
         result.pop(key, None)
-        if onto is Onto.PATCH:
+        if target is MergeTarget.PATCH:
             result[key] = value
         elif not is_marked(value):
             result[key] = without_marked(without_nulls(value))
@@ -105,18 +109,18 @@ def _merge_member(result: JsonObject, key: str, value: Json, fields: Fields, ont
         if field.replaces:
             result[key] = without_directives(value)
         else:
-            result[key] = merged_objects(current, value, fields_of(field.type), onto, path)
+            result[key] = merged_objects(current, value, fields_of(field.type), target, path)
     elif isinstance(value, list) and isinstance(current, list):
-        result[key] = _merged_lists(current, value, field, onto, path)
+        result[key] = _merged_lists(current, value, field, target, path)
     else:
         result[key] = value
 
 
-def _retain_keys(result: JsonObject, rest: JsonObject, onto: Onto, path: FieldPath) -> None:
+def _retain_keys(result: JsonObject, rest: JsonObject, target: MergeTarget, path: FieldPath) -> None:
     """Execute `$retainKeys`: remove every member that it does not list."""
     names = rest.pop(RETAIN_KEYS)
     here = dotted((*path, RETAIN_KEYS))
-    if onto is Onto.PATCH:
+    if target is MergeTarget.PATCH:
         if not same(result.setdefault(RETAIN_KEYS, names), names):
             raise PatchError("cannot merge two patches that retain different members", here)
         return
@@ -148,9 +152,9 @@ def _list_or_none(members: JsonObject, name: str, path: FieldPath) -> list[Json]
     return value
 
 
-def _delete_from_list(result: JsonObject, directive: str, unwanted: Json, onto: Onto, path: FieldPath) -> None:
+def _delete_from_list(result: JsonObject, directive: str, unwanted: Json, target: MergeTarget, path: FieldPath) -> None:
     """Execute `$deleteFromPrimitiveList`. A missing list is fine. Null removes the whole list."""
-    if onto is Onto.PATCH:
+    if target is MergeTarget.PATCH:
         result[directive] = unwanted
         return
     name = _list_named(directive, DELETE_FROM, path)
@@ -173,14 +177,14 @@ def _delete_from_list(result: JsonObject, directive: str, unwanted: Json, onto: 
 
 
 def _merge_ordered_list(
-    result: JsonObject, rest: JsonObject, directive: str, fields: Fields, onto: Onto, path: FieldPath
+    result: JsonObject, rest: JsonObject, directive: str, fields: Fields, target: MergeTarget, path: FieldPath
 ) -> None:
     """Execute `$setElementOrder`: merge the list it names, if any, and sort the result."""
     order = rest.pop(directive)
     if not isinstance(order, list):
         raise PatchError(f"cannot order: it is {type_name(order)}, a list is expected", dotted((*path, directive)))
     name = _list_named(directive, SET_ORDER, path)
-    if onto is Onto.PATCH and not same(result.setdefault(directive, order), order):
+    if target is MergeTarget.PATCH and not same(result.setdefault(directive, order), order):
         raise PatchError("cannot merge two patches that require different orders", dotted((*path, directive)))
     here, field = (*path, name), fields.get(name, PLAIN)
     server, added = _list_or_none(result, name, path), _list_or_none(rest, name, path)
@@ -191,12 +195,12 @@ def _merge_ordered_list(
         _check_order_covers(added, wanted, field.merge_key, here)
     if added is None:
         merged = server or []
-    elif server is None and onto is Onto.PATCH:
+    elif server is None and target is MergeTarget.PATCH:
         merged = added
     elif server is None:
         merged = [without_marked(item) for item in added if not is_marked(item)]
     else:
-        merged = _merged_lists(server, added, field, onto, here)
+        merged = _merged_lists(server, added, field, target, here)
     deleted = set(identities_of(filter(is_deletion, added or ()), field.merge_key, here))
     remaining = [one for one in identities_of(server or (), field.merge_key, here) if one not in deleted]
     result[name] = arranged(merged, wanted, remaining, field.merge_key, here)
@@ -218,10 +222,12 @@ def _check_order_covers(added: list[Json], wanted: list[Identity], merge_key: st
         at += 1
 
 
-def _merged_lists(original: list[Json], patch: list[Json], field: Field, onto: Onto, path: FieldPath) -> list[Json]:
+def _merged_lists(
+    original: list[Json], patch: list[Json], field: Field, target: MergeTarget, path: FieldPath
+) -> list[Json]:
     """Merge two lists with the field's strategy. An atomic list is replaced."""
     if not field.merges:
-        return [without_directives(item) for item in patch] if onto is Onto.OBJECT else patch
+        return [without_directives(item) for item in patch] if target is MergeTarget.OBJECT else patch
     if not original and not patch:
         return original
     key = field.merge_key
@@ -233,7 +239,7 @@ def _merged_lists(original: list[Json], patch: list[Json], field: Field, onto: O
         raise PatchError("cannot merge: scalars are expected in this list, not objects", dotted(path))
     original, patch = _execute_item_directives(original, patch, key, path)
     server, wanted = identities_of(original, key, path), identities_of(patch, key, path)
-    return arranged(_merged_items(original, patch, field, onto, path), wanted, server, key, path)
+    return arranged(_merged_items(original, patch, field, target, path), wanted, server, key, path)
 
 
 def _execute_item_directives(
@@ -266,7 +272,9 @@ def _execute_item_directives(
     return original, ordinary
 
 
-def _merged_items(original: list[Json], patch: list[Json], field: Field, onto: Onto, path: FieldPath) -> list[Json]:
+def _merged_items(
+    original: list[Json], patch: list[Json], field: Field, target: MergeTarget, path: FieldPath
+) -> list[Json]:
     """Merge each item of the patch into the item with its merge key, or append it."""
     key = field.merge_key
     result = list(original)
@@ -274,10 +282,10 @@ def _merged_items(original: list[Json], patch: list[Json], field: Field, onto: O
     for item, identity in zip(patch, identities_of(patch, key, path), strict=True):
         place = places.setdefault(identity, len(result))
         if place == len(result):
-            result.append(without_directives(item) if onto is Onto.OBJECT else item)
+            result.append(without_directives(item) if target is MergeTarget.OBJECT else item)
             continue
         current = result[place]
         if isinstance(current, dict) and isinstance(item, dict):
             here = named(path, key, identity[1])
-            result[place] = merged_objects(current, item, fields_of(field.type), onto, here)
+            result[place] = merged_objects(current, item, fields_of(field.type), target, here)
     return result

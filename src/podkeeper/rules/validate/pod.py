@@ -53,19 +53,19 @@ _STANDARD_FINALIZERS: Final = ("kubernetes", "orphan", "foregroundDeletion")
 _DNS_POLICIES: Final = ("ClusterFirstWithHostNet", "ClusterFirst", "Default", "None")
 
 
-class Occasion(Enum):
+class RequestKind(Enum):
     """Which request is validated. An update may add fields that a create may not have."""
 
     CREATE = auto()
     UPDATE = auto()
 
 
-def validate_pod(pod: core.Pod, occasion: Occasion = Occasion.CREATE) -> tuple[Problem, ...]:
+def validate_pod(pod: core.Pod, kind: RequestKind = RequestKind.CREATE) -> tuple[Problem, ...]:
     """Return all field errors of a pod. Missing fields are defaulted first."""
-    return tuple(_problems(default_pod(pod), occasion))
+    return tuple(_problems(default_pod(pod), kind))
 
 
-def _problems(pod: core.Pod, occasion: Occasion) -> Problems:
+def _problems(pod: core.Pod, kind: RequestKind) -> Problems:
     spec = pod.spec
     yield from _metadata(pod.metadata)
     yield from _annotations_of_pods(pod)
@@ -84,7 +84,7 @@ def _problems(pod: core.Pod, occasion: Occasion) -> Problems:
     yield from _hostname(spec)
     yield from _dns(spec)
     yield from _host_aliases(spec.host_aliases or ())
-    if occasion is Occasion.CREATE:
+    if kind is RequestKind.CREATE:
         if spec.ephemeral_containers:
             yield unwanted("spec.ephemeralContainers", "cannot be set on create")
         if spec.node_name and spec.scheduling_gates:

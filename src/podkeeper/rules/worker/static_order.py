@@ -11,7 +11,7 @@ from itertools import dropwhile
 
 from podkeeper.model.messages import PodUID
 
-Wanted = Callable[[PodUID], bool]
+MayStart = Callable[[PodUID], bool]
 """Return whether a pod is known and should run."""
 
 
@@ -39,16 +39,16 @@ class StaticOrder:
         """Return the pods of a full name that have not started. Some of them may have been killed."""
         return tuple(self._waiting.get(full_name, ()))
 
-    def next(self, full_name: str, wanted: Wanted) -> PodUID | None:
+    def next(self, full_name: str, may_still_start: MayStart) -> PodUID | None:
         """Return the pod that may start now. None if another one has started or no pod waits."""
-        waiting = [] if full_name in self._started else self._still_waiting(full_name, wanted)
+        waiting = [] if full_name in self._started else self._still_waiting(full_name, may_still_start)
         return waiting[0] if waiting else None
 
-    def start(self, full_name: str, uid: PodUID, wanted: Wanted) -> bool:
+    def start(self, full_name: str, uid: PodUID, may_still_start: MayStart) -> bool:
         """Mark a pod as started if it may start. Return whether it did."""
         if full_name in self._started:
             return False
-        waiting = self._still_waiting(full_name, wanted)
+        waiting = self._still_waiting(full_name, may_still_start)
         if may_start := waiting[:1] == [uid]:
             self._started[full_name] = waiting.pop(0)
         self._waiting[full_name] = waiting
@@ -56,6 +56,6 @@ class StaticOrder:
             del self._waiting[full_name]
         return may_start
 
-    def _still_waiting(self, full_name: str, wanted: Wanted) -> list[PodUID]:
+    def _still_waiting(self, full_name: str, may_still_start: MayStart) -> list[PodUID]:
         """Return the waiting pods, beginning with the first one that should still run."""
-        return list(dropwhile(lambda uid: not wanted(uid), self._waiting.get(full_name, [])))
+        return list(dropwhile(lambda uid: not may_still_start(uid), self._waiting.get(full_name, [])))

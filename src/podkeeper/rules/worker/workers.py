@@ -164,7 +164,7 @@ class WorkerTable:
 
     def next_in_line(self, full_name: str) -> PodUID | None:
         """Return the waiting static pod of a full name that may start now. The owner must update it."""
-        uid = self._static_order.next(full_name, self._is_wanted)
+        uid = self._static_order.next(full_name, self._may_still_start)
         return uid if uid is not None and isinstance(self.state(uid), Waiting) else None
 
     def waiting(self, full_name: str) -> tuple[PodUID, ...]:
@@ -195,9 +195,9 @@ class WorkerTable:
         pod = _pod_of(self.state(uid))
         if pod is None or not mirror.is_static_pod(pod):
             return True
-        return self._static_order.start(self._workers[uid].full_name, uid, self._is_wanted)
+        return self._static_order.start(self._workers[uid].full_name, uid, self._may_still_start)
 
-    def _is_wanted(self, uid: PodUID) -> bool:
+    def _may_still_start(self, uid: PodUID) -> bool:
         return isinstance(self.state(uid), Waiting | Syncing)
 
 

@@ -53,11 +53,11 @@ class Calls:
         self.boots = 0  # number of reboots; a call from before a reboot has no effect after it
         self.call_log: deque[Call] = deque(maxlen=call_log_size)
 
-    def call(self, operation: str, about: str, subject: str = "", given: object = None) -> "_UnderWay":
+    def call(self, operation: str, about: str, subject: str = "", given: object = None) -> "_CallContext":
         """Record a call. Use it with `async with` around the effect."""
         call = Call(operation, about, subject, self._clock.monotonic(), given)
         self.call_log.append(call)
-        return _UnderWay(self, call)
+        return _CallContext(self, call)
 
     def reboot(self) -> None:
         """Prevent the effects of all running calls."""
@@ -69,7 +69,7 @@ class Calls:
         call.error = "" if error is None else type(error).__name__
 
 
-class _UnderWay:
+class _CallContext:
     """A running call."""
 
     __slots__ = ("_boots", "_call", "_calls", "_fault")

@@ -11,7 +11,7 @@ from podkeeper.model.k8s.core import Pod
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.ports.api import Api
 from podkeeper.testing import build
-from podkeeper.testing.contracts.contract import PATIENCE_SECONDS, Contract, raises
+from podkeeper.testing.contracts.contract import TIMEOUT_SECONDS, Contract, raises
 
 API: "Contract[ApiSubject]" = Contract()
 
@@ -42,7 +42,7 @@ def _version(pod: Pod) -> int:
 
 async def _next(stream: AsyncIterator[ObjectEvent[Pod]]) -> ObjectEvent[Pod]:
     """Return the next event that is not a bookmark."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         async for event in stream:
             if event.type is not WatchType.BOOKMARK:
                 return event

@@ -11,7 +11,7 @@ from podkeeper.testing.virtual_time import simulate
 T = TypeVar("T")
 ContractCase = Callable[[T], Coroutine[Any, Any, None]]
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 class Contract(Generic[T]):
@@ -42,7 +42,7 @@ class Implementation(Generic[T]):
         self.run(self._run_with_subject(scenario))
 
     async def _run_with_subject(self, scenario: ContractCase[T]) -> None:
-        async with self.open() as subject, asyncio.timeout(10 * PATIENCE_SECONDS):
+        async with self.open() as subject, asyncio.timeout(10 * TIMEOUT_SECONDS):
             await scenario(subject)
 
 
@@ -72,10 +72,10 @@ def raises(error: type[Exception]) -> Iterator[None]:
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until `holds` returns true. Fail after PATIENCE_SECONDS, with `what` in the message."""
+    """Wait until `holds` returns true. Fail after TIMEOUT_SECONDS, with `what` in the message."""
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while not await holds():
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise AssertionError(f"timed out after {PATIENCE_SECONDS:g} s: expected that {what}") from None
+        raise AssertionError(f"timed out after {TIMEOUT_SECONDS:g} s: expected that {what}") from None

@@ -21,7 +21,7 @@ from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.model.runtime_calls import ContainerConfig, RuntimeEventType, SandboxConfig
 from podkeeper.ports.runtime import Runtime
 from podkeeper.rules.naming import container_log_path, pod_log_directory
-from podkeeper.testing.contracts.contract import PATIENCE_SECONDS, Contract, eventually, raises
+from podkeeper.testing.contracts.contract import TIMEOUT_SECONDS, Contract, eventually, raises
 
 RUNTIME: "Contract[RuntimeSubject]" = Contract()
 
@@ -288,11 +288,11 @@ async def stop_container_returns_when_the_container_has_exited(subject: RuntimeS
     await asyncio.sleep(harness.settle_seconds)
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    await harness.runtime.stop_container(container_id, PATIENCE_SECONDS)
+    await harness.runtime.stop_container(container_id, TIMEOUT_SECONDS)
     record = await harness.container(container_id)
     assert record.state is RecordState.EXITED
     assert record.finished_at is not None
-    assert loop.time() - begun < PATIENCE_SECONDS
+    assert loop.time() - begun < TIMEOUT_SECONDS
 
 
 @RUNTIME.scenario
@@ -326,10 +326,10 @@ async def a_later_stop_can_shorten_the_grace_period(subject: RuntimeSubject) -> 
     await asyncio.sleep(harness.settle_seconds)
     begun = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
-        group.create_task(harness.runtime.stop_container(container_id, PATIENCE_SECONDS))
+        group.create_task(harness.runtime.stop_container(container_id, TIMEOUT_SECONDS))
         await asyncio.sleep(0.5)
         await harness.runtime.stop_container(container_id, 1)
-    assert asyncio.get_running_loop().time() - begun < PATIENCE_SECONDS
+    assert asyncio.get_running_loop().time() - begun < TIMEOUT_SECONDS
     assert (await harness.container(container_id)).state is RecordState.EXITED
 
 
@@ -411,7 +411,7 @@ async def events_reach_every_stream(subject: RuntimeSubject) -> None:
     harness = _PodHarness(subject)
     streams = (subject.runtime.events(), subject.runtime.events())
     _, container_id = await harness.start("exit")
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         for stream in streams:
             seen = []
             async for event in stream:

@@ -5,7 +5,7 @@
         await run.until("web is ready", lambda: run.is_ready("web"))
         await run.settle("running")
 
-The undisturbed run records the snapshots. A perturbed run must reach the same snapshots within `PATIENCE_SECONDS`.
+The undisturbed run records the snapshots. A perturbed run must reach the same snapshots within `TIMEOUT_SECONDS`.
 Users act on what they see, so both runs continue from the same snapshot. A snapshot is text without times, IDs and
 addresses, so two snapshots can be compared. The log records what happens in between: which containers ran, how they
 ended, and each change of phase and Ready.
@@ -27,7 +27,7 @@ from podkeeper.testing.sim.ground_truth import GroundTruth
 from podkeeper.testing.sim.records import CallStarted, PodChanged, UpdateReceived
 from podkeeper.testing.sim.world import World
 
-PATIENCE_SECONDS = 200.0  # for a snapshot: an agent that is down for a minute, a relist, a backoff
+TIMEOUT_SECONDS = 200.0  # for a snapshot: an agent that is down for a minute, a relist, a backoff
 SETTLE_SECONDS = 12.0  # an undisturbed world has then sent a batch of statuses and run housekeeping a few times
 STEP_SECONDS = 0.25
 
@@ -78,10 +78,10 @@ class ScenarioRun:
 
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Wait for a condition. End the run with a violation if it takes too long."""
-        give_up = self.world.now() + PATIENCE_SECONDS
+        give_up = self.world.now() + TIMEOUT_SECONDS
         while not holds():
             if self.world.now() >= give_up:
-                await self._fail(f"not within {PATIENCE_SECONDS:g} s: {what}")
+                await self._fail(f"not within {TIMEOUT_SECONDS:g} s: {what}")
             await asyncio.sleep(STEP_SECONDS)
 
     async def settle(self, title: str) -> None:
@@ -91,11 +91,11 @@ class ScenarioRun:
             self.snapshots.append(await self._snapshot(title))
             return
         expected = self._expected[len(self.snapshots)]
-        give_up = self.world.now() + PATIENCE_SECONDS
+        give_up = self.world.now() + TIMEOUT_SECONDS
         while (snapshot := await self._snapshot(title)) != expected:
             if self.world.now() >= give_up:
                 difference = expected.difference(snapshot)
-                await self._fail(f"snapshot {title!r} differs after {PATIENCE_SECONDS:g} s:\n{difference}")
+                await self._fail(f"snapshot {title!r} differs after {TIMEOUT_SECONDS:g} s:\n{difference}")
             await asyncio.sleep(STEP_SECONDS)
         self.snapshots.append(snapshot)
 

@@ -21,7 +21,7 @@ from podkeeper.testing.sim.records import AgentStarted, EvictionEnded, PodChange
 from podkeeper.testing.sim.world import World
 
 SCHEDULED = "PodScheduled"
-FORGOTTEN_SECONDS = 600.0  # a write that the disk refused this long ago may still be missing
+REFUSED_WRITE_SECONDS = 600.0  # a write that the disk refused this long ago may still be missing
 
 
 class ForeignFields:
@@ -58,7 +58,7 @@ class ForeignFields:
 
     def _may_be_unknown(self, pod: Pod) -> bool:
         """Whether the agent may not know when a pod was scheduled."""
-        faults, since = self._world.fault_log, self._world.now() - FORGOTTEN_SECONDS
+        faults, since = self._world.fault_log, self._world.now() - REFUSED_WRITE_SECONDS
         needed = ("disk-full", "stale-lists")
         return is_mirror_pod(pod) or all(faults.any_since(since, None, FAULT_RATES.keys() - {each}) for each in needed)
 

@@ -42,7 +42,7 @@ from podkeeper.testing.sim.world import NODE, World
 START_SECONDS = 5.0
 RESTART_SECONDS = 3.0
 REMOVAL_SECONDS = 10.0  # three stops of at least two seconds, one after the other, and the API calls
-FORGOTTEN_SECONDS = 610.0  # twice the longest backoff, and a margin
+BACKOFF_RESET_SECONDS = 610.0  # twice the longest backoff, and a margin
 RELIST_SECONDS = 75.0  # until the slow relist has found what the lost events reported
 
 SETTLED_SECONDS = 10.0  # a younger agent may not have received an update from all sources
@@ -217,9 +217,9 @@ class Promptness:
         self._check_after(
             RESTART_SECONDS, lambda since: self._check_restart(run, since, IRRELEVANT_FAULTS | HOST_FAULTS | API_FAULTS)
         )
-        patience = RELIST_SECONDS + RESTART_SECONDS
+        limit = RELIST_SECONDS + RESTART_SECONDS
         self._check_after(
-            patience,
+            limit,
             lambda since: self._check_restart(run, since, IRRELEVANT_FAULTS | HOST_FAULTS | API_FAULTS | EVENT_FAULTS),
         )
 
@@ -296,7 +296,7 @@ def _is_over(pod: Pod) -> bool:
 
 def _ran_long(run: ContainerRun) -> bool:
     """Whether a container ran so long that its backoff is reset."""
-    return run.started is not None and run.ended is not None and run.ended - run.started > FORGOTTEN_SECONDS
+    return run.started is not None and run.ended is not None and run.ended - run.started > BACKOFF_RESET_SECONDS
 
 
 def _must_restart(pod: Pod, run: ContainerRun) -> bool:

@@ -2,7 +2,7 @@
 
 A manifest that is removed and comes back unchanged has the same UID. If it comes back while its pod still terminates,
 the agent must keep the request: once the pod has terminated, it starts again. The invariant waits until the former run
-and all other pods of that name have ended and no fault has affected the pod for `PATIENCE_SECONDS`. Then a container
+and all other pods of that name have ended and no fault has affected the pod for `TIMEOUT_SECONDS`. Then a container
 must have started since the request.
 
 The request ends when the source drops the pod again. Nothing is checked while the pod is rejected or an image is
@@ -22,7 +22,7 @@ from podkeeper.testing.sim.pods import all_containers
 from podkeeper.testing.sim.records import AgentStarted, ReadEnded, UpdateReceived
 from podkeeper.testing.sim.world import World
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 """From the end of the former run: the terminated pod is cleaned up, housekeeping removes it, and the pod starts."""
 
 
@@ -93,8 +93,8 @@ class StaticPodRestarts:
         containers = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
         waiting = [each.state.waiting.reason for each in containers if each.state.waiting is not None]
         if CRASH_LOOP_BACK_OFF in waiting:
-            return PATIENCE_SECONDS + self._world.settings.restart_curve.maximum.total_seconds()
-        return PATIENCE_SECONDS
+            return TIMEOUT_SECONDS + self._world.settings.restart_curve.maximum.total_seconds()
+        return TIMEOUT_SECONDS
 
     def _is_blocked(self, uid: PodUID, request: _Request) -> bool:
         """Whether something prevents the new run, or may have prevented it a moment ago."""

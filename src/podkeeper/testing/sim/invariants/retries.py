@@ -21,7 +21,7 @@ from podkeeper.testing.sim.world import World
 
 OWN_BACKOFF = "podkeeper.io/restart-backoff-"  # prefix of the annotations with which a pod sets its own backoff
 ROUNDING_SECONDS = 1.0  # exit times have whole seconds
-FORGOTTEN_SECONDS = 600.0  # a run of this length resets the backoff
+BACKOFF_RESET_SECONDS = 600.0  # a run of this length resets the backoff
 LOSES_BACKOFF = frozenset({"disk-full", "clock-jump"})  # the next agent may not know the backoff or its start
 STORED_SECONDS = 5.0  # the journal is written at most this long before a start
 
@@ -67,7 +67,7 @@ class RestartDelays:
         excuses = CALL_FAULTS if last.started >= self._agent_started_at else CALL_FAULTS | LOSES_BACKOFF
         if self._world.fault_log.any_since(last.started - STORED_SECONDS, change.uid, FAULT_RATES.keys() - excuses):
             return
-        if last.id in self._stopped or before.id in self._stopped or last.ended - last.started >= FORGOTTEN_SECONDS:
+        if last.id in self._stopped or before.id in self._stopped or last.ended - last.started >= BACKOFF_RESET_SECONDS:
             return
         known = self._pods.get(change.uid)
         if known is not None and any(each.startswith(OWN_BACKOFF) for each in known.pod.metadata.annotations or ()):
