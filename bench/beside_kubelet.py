@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.watched import cpu_seconds, kib_of, message_of, processes
+from bench.agent_usage import cpu_seconds, kib_of, message_of, processes
 from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.requests.labels import POD_NAME
 from podkeeper.runtimes.cri.schema import cri

@@ -26,9 +26,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.agent_usage import cpu_seconds, kib_of, quiet_node
 from bench.cri_floor import Floor
 from bench.user import NODE, Shape, User, burst_gone, burst_ready, crashed, created, deleted, done, running_agent
-from bench.watched import cpu_seconds, kib_of, quiet_node
 from podkeeper.app.standalone import Standalone
 from podkeeper.runtimes.cri.calls import CriCalls
 from podkeeper.runtimes.cri.transport import GrpcTransport

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.thrifty_api import ThriftyApi
+from bench.encoded_api import EncodedApi
 from podkeeper.app.agent import Agent
 from podkeeper.app.build import Engine, Ports, Settings, simple_node
 from podkeeper.app.process import tune_garbage_collection
@@ -66,7 +66,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def measure(count: int, idle_seconds: float) -> dict[str, float]:
     """Run an agent with this number of pods. Return its figures."""
     clock = SystemClock(seed=1)
-    api, runtime = ThriftyApi(clock), FakeRuntime(clock)
+    api, runtime = EncodedApi(clock), FakeRuntime(clock)
     for index in range(count):
         await api.create(pod_of(index))
     ports = Ports(
@@ -113,7 +113,7 @@ async def measure(count: int, idle_seconds: float) -> dict[str, float]:
     return figures
 
 
-async def update_to_sync_ms(api: ThriftyApi, runtime: FakeRuntime, count: int) -> float:
+async def update_to_sync_ms(api: EncodedApi, runtime: FakeRuntime, count: int) -> float:
     """Return the median time from a changed image in the API to the call that stops the old container."""
     times = []
     for round_number in range(min(20, count)):

@@ -26,12 +26,12 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 import podkeeper
+from bench.agent_usage import kib_of
 from bench.cri import SHAPE as CONTAINER_SHAPE
 from bench.cri import own_containerd
 from bench.cri_floor import Floor
 from bench.figures import Figures, print_figures, spreads
 from bench.user import Shape
-from bench.watched import kib_of
 from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
 from podkeeper.runtimes.process.fork_client import ForkServerClient
 from podkeeper.runtimes.process.keeper.files import KEEPER_FILE

@@ -20,8 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.agent_usage import cpu_seconds, kib_of, quiet_node
 from bench.user import NODE, Shape, User, burst_gone, burst_ready, crashed, created, deleted, done, running_agent
-from bench.watched import cpu_seconds, kib_of, quiet_node
 from podkeeper.app.standalone import Standalone
 
 ROUNDS = 20

@@ -19,7 +19,7 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace as changed
 
-from bench.watched import message_of, processes
+from bench.agent_usage import message_of, processes
 from podkeeper.app.agent import Agent
 from podkeeper.app.build import Engine, simple_node
 from podkeeper.app.process import tune_garbage_collection

@@ -4,12 +4,12 @@
     python -m tools.mutation rules --sample 300 --seed 1
     python -m tools.mutation engine/status --tests tests/engine/test_status.py    what these tests detect alone
 
-ROOM is a package or module below `src/podkeeper`. The first run, and each run after a change of `src` or `tests`,
+PACKAGE is a package or module below `src/podkeeper`. The first run, and each run after a change of `src` or `tests`,
 records which test reaches which block of code. Then each mutant gets the tests that reach it, the quickest and most
 specific first, until one fails. `tools.mutation_operators` lists what is mutated and what is not.
 
 Results go to `build/mutation`, line by line. The same command continues a run that was interrupted. The same source,
-room, sample and seed give the same mutants. Change neither `src` nor `tests` during a run.
+package, sample and seed give the same mutants. Change neither `src` nor `tests` during a run.
 `tools/mutation_equivalent.toml` lists survivors that no test can kill.
 """
 
@@ -236,23 +236,23 @@ def _start(root: Path, source: Path, words: Sequence[str], queue: int) -> subpro
 # Selection of mutants and tests.
 
 
-def modules_of(source: Path, rooms: Iterable[str]) -> list[Path]:
+def modules_of(source: Path, packages: Iterable[str]) -> list[Path]:
     """Return the modules of these packages. Raise Stopped."""
     found: set[Path] = set()
-    for room in rooms:
-        place = source / "podkeeper" / room.removesuffix(".py")
+    for package in packages:
+        place = source / "podkeeper" / package.removesuffix(".py")
         module = place.with_suffix(".py")
         if not place.is_dir() and not module.is_file():
-            raise Stopped(f"{room}: no such package or module below {source / 'podkeeper'}")
+            raise Stopped(f"{package}: no such package or module below {source / 'podkeeper'}")
         found |= set(place.rglob("*.py")) if place.is_dir() else {module}
     return sorted(found)
 
 
-def chosen_mutants(source: Path, rooms: Iterable[str], defaults: Defaults, sample: int, seed: int) -> list[Mutant]:
+def chosen_mutants(source: Path, packages: Iterable[str], defaults: Defaults, sample: int, seed: int) -> list[Mutant]:
     """Return all mutants (`sample` 0) or a uniform sample."""
     everything: list[Mutant] = []
     texts: dict[str, bytes] = {}
-    for path in modules_of(source, rooms):
+    for path in modules_of(source, packages):
         file = str(path.relative_to(source / "podkeeper"))
         texts[file] = path.read_bytes()
         everything += mutants(file, texts[file], defaults)
@@ -512,7 +512,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutation", description="Find bugs that no fast test notices."
     )
-    parser.add_argument("rooms", nargs="+", metavar="ROOM", help="package or module below src/podkeeper")
+    parser.add_argument("packages", nargs="+", metavar="PACKAGE", help="package or module below src/podkeeper")
     parser.add_argument("--sample", type=_at_least(0), default=0, help="number of random mutants [default: all]")
     parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
     parser.add_argument("--jobs", type=_at_least(1), default=os.cpu_count() or 1, help="parallel mutants")
@@ -527,14 +527,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--again", action="store_true", help="discard the results of an earlier run")
     parser.add_argument("--root", type=Path, default=TOOLS, help="project with src/podkeeper and tests")
     options = parser.parse_args(arguments)
-    rooms = [room for given in options.rooms for room in given.split()]
+    packages = [package for given in options.packages for package in given.split()]
     root = options.root.resolve()
     build = root / "build" / "mutation"
     build.mkdir(parents=True, exist_ok=True)
     adopt_orphans()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        modules_of(root / "src", rooms)
+        modules_of(root / "src", packages)
         found = reach(root, build, digest(root, *RECORDING), options.jobs, options.tests)
         excused_keys = equivalents(root / EQUIVALENT)
     except (Stopped, KeyboardInterrupt) as error:
@@ -543,18 +543,18 @@ def main(arguments: list[str]) -> int:
         return 2
     for test in found.left_out:
         print(f"skipped, because it fails without a mutant: {test}")
-    chosen = chosen_mutants(root / "src", rooms, found.defaults, options.sample, options.seed)
+    chosen = chosen_mutants(root / "src", packages, found.defaults, options.sample, options.seed)
     excused = [mutant for mutant in chosen if mutant.key in excused_keys]
     due = {mutant.id: mutant for mutant in chosen}
     for mutant in excused:
         due.pop(mutant.id)
     state = digest(root, *JUDGING)
-    name = "-".join(room.replace("/", "_") for room in rooms)
+    name = "-".join(package.replace("/", "_") for package in packages)
     results = Results(
         build / f"{name}-{options.sample or 'all'}-{options.seed}{'-some-tests' if options.tests else ''}.jsonl",
         {
             "state": state,
-            "rooms": rooms,
+            "packages": packages,
             "sample": options.sample,
             "seed": options.seed,
             "budget": options.budget,

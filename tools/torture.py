@@ -24,9 +24,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from tools.torture_agent import Broken, Torture
+from tools.torture_observe import Progress, lines_of
 from tools.torture_pods import Kind
-from tools.torture_seen import Progress, lines_of
-from tools.tortured_agent import Broken, Torture
 
 
 def main(arguments: list[str]) -> int:

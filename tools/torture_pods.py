@@ -52,7 +52,7 @@ class Kind(Enum):
 
 
 @dataclass(slots=True)
-class Tortured:
+class TorturePod:
     """A pod, its observed state and the actions on it."""
 
     kind: Kind
@@ -104,7 +104,7 @@ class Tortured:
         return 1 + self.strikes[container]
 
 
-def _manifest(pod: Tortured, chance: random.Random, starts: Path) -> Json:
+def _manifest(pod: TorturePod, chance: random.Random, starts: Path) -> Json:
     spec: Json = {
         "terminationGracePeriodSeconds": 5,
         "volumes": [
@@ -141,16 +141,16 @@ def _manifest(pod: Tortured, chance: random.Random, starts: Path) -> Json:
 _NAP = "sleep 100000 & wait"
 
 
-def _shell(pod: Tortured, container: str, script: str) -> Json:
+def _shell(pod: TorturePod, container: str, script: str) -> Json:
     begin = f"trap 'exit 0' TERM; echo start >> /starts/{pod.version}.{container}; "
     return _container(pod, container, ["sh", "-c", begin + script])
 
 
-def _server(pod: Tortured) -> Json:
+def _server(pod: TorturePod) -> Json:
     return _host_server(pod) if pod.image == HOST else _contained_server(pod)
 
 
-def _contained_server(pod: Tortured) -> Json:
+def _contained_server(pod: TorturePod) -> Json:
     """Return a server of the busybox image in its own network namespace."""
     begin = "echo ok > /scratch/index.html; httpd -p 8080 -h /scratch; "
     asked = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 10}
@@ -158,7 +158,7 @@ def _contained_server(pod: Tortured) -> Json:
     return _probed(_shell(pod, "app", begin + _NAP), asked, alive)
 
 
-def _host_server(pod: Tortured) -> Json:
+def _host_server(pod: TorturePod) -> Json:
     port = _free_port()
     asked = {"httpGet": {"path": "/", "port": port, "host": "127.0.0.1"}, "periodSeconds": 1, "timeoutSeconds": 10}
     alive = {"tcpSocket": {"port": port, "host": "127.0.0.1"}, "periodSeconds": 1, "timeoutSeconds": 10}
@@ -170,7 +170,7 @@ def _probed(made: Json, asked: Json, alive: Json) -> Json:
     return {**made, "readinessProbe": asked, "livenessProbe": alive, "startupProbe": {**alive, "failureThreshold": 60}}
 
 
-def _container(pod: Tortured, name: str, command: list[str]) -> Json:
+def _container(pod: TorturePod, name: str, command: list[str]) -> Json:
     return {
         "name": name,
         "image": pod.image,

@@ -40,9 +40,9 @@ from podkeeper.runtimes.cri.transport import GrpcTransport
 from tests.runtimes.cri import containerd, crio
 from tests.runtimes.cri.cri_node import BUSYBOX_IMAGE, CriNode
 from tests.runtimes.cri.runtime_monitor import RuntimeMonitor, monitored
-from tools.torture_pods import Kind, Tortured
-from tools.torture_seen import Progress, children_of, code_of, left_in, lines_of, reason_of
-from tools.tortured_agent import Broken, Torture
+from tools.torture_agent import Broken, Torture
+from tools.torture_observe import Progress, children_of, code_of, left_in, lines_of, reason_of
+from tools.torture_pods import Kind, TorturePod
 
 UNKNOWN_CODE, UNKNOWN_REASON = 255, "Unknown"
 RUNTIMES: Mapping[str, tuple[Callable[[Path], CriNode], Callable[[], str | None]]] = {
@@ -133,7 +133,7 @@ class RuntimeTorture(Torture):
         if doubled := self._watch.doubled():
             raise Broken("; ".join(doubled))
 
-    def _most_starts(self, pod: Tortured, container: str) -> int:
+    def _most_starts(self, pod: TorturePod, container: str) -> int:
         unsettled = 0 if container in pod.seen else self.kills - pod.settled_at
         return super()._most_starts(pod, container) + pod.undone[container] + unsettled
 

@@ -23,7 +23,7 @@ from tests.e2e.cli_runtimes import cli_runtime
 from tests.e2e.runtime_kinds import AND_CRIO, CONTAINERD, PROCESS
 from tests.manifests import manifest
 from tests.runtimes.process.harness import keepers_of
-from tools.torture_seen import cgroups_of
+from tools.torture_observe import cgroups_of
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from podkeeper.rules.patch import strategic
 K = TypeVar("K", bound=Wire)
 
 
-class ThriftyApi:
+class EncodedApi:
     """The pods of one node as bytes. Events are only counted."""
 
     def __init__(self, clock: Clock) -> None:

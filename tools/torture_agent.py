@@ -22,8 +22,7 @@ from typing import Any
 
 from podkeeper.app.local.client import LocalClient, RequestFailed
 from podkeeper.app.local.paths import SOCKET_NAME
-from tools.torture_pods import CRASH_CODE, END, HOST, KILLED, Kind, Tortured
-from tools.torture_seen import (
+from tools.torture_observe import (
     Processes,
     brief,
     cgroups_of,
@@ -38,6 +37,7 @@ from tools.torture_seen import (
     ready_of,
     status_of,
 )
+from tools.torture_pods import CRASH_CODE, END, HOST, KILLED, Kind, TorturePod
 
 NODE = "rack"
 AGENT = (sys.executable, "-c", "from podkeeper.app.cli import main; main()")
@@ -67,7 +67,7 @@ class Torture:
         self._client = LocalClient(self._root / SOCKET_NAME)
         self._agent: subprocess.Popen[bytes] | None = None
         self._born = 0
-        self.pods: dict[str, Tortured] = {}
+        self.pods: dict[str, TorturePod] = {}
         self.gone: list[str] = []  # versions that were removed or replaced
         self.actions: list[str] = []
         self.strikes = self.checks = self.jobs = self.kills = 0
@@ -196,7 +196,7 @@ class Torture:
         """Add a pod."""
         self._born += 1
         kind = kind or self._chance.choice(list(Kind))
-        pod = self.pods[f"{kind.value}-{self._born}"] = Tortured(
+        pod = self.pods[f"{kind.value}-{self._born}"] = TorturePod(
             kind, f"{kind.value}-{self._born}", self._mark, self.image
         )
         pod.begin(self._chance, self._start_files)
@@ -235,12 +235,12 @@ class Torture:
         self._note(f"kill {pod.version}.{container} (process {pid})")
         os.kill(pid, signal.SIGKILL)
 
-    def _write(self, pod: Tortured) -> None:
+    def _write(self, pod: TorturePod) -> None:
         whole = self._folder / f".{pod.name}.new"
         whole.write_text(json.dumps(pod.manifest))
         whole.rename(self._path(pod))
 
-    def _path(self, pod: Tortured) -> Path:
+    def _path(self, pod: TorturePod) -> Path:
         return self._folder / f"{pod.name}.json"
 
     def _note(self, what: str) -> None:
@@ -274,10 +274,10 @@ class Torture:
             return {}
         return {pod["metadata"]["name"].removesuffix(f"-{NODE}"): pod for pod in items if not is_leaving(pod)}
 
-    def _starts(self, pod: Tortured, container: str) -> int:
+    def _starts(self, pod: TorturePod, container: str) -> int:
         return len(lines_of(self._start_files / f"{pod.version}.{container}"))
 
-    def _wrong(self, pod: Tortured, shown: Mapping[str, Any], processes: Processes) -> list[str]:
+    def _wrong(self, pod: TorturePod, shown: Mapping[str, Any], processes: Processes) -> list[str]:
         """Return violated invariants, which must hold at all times."""
         wrong = []
         for container in names_of(pod):
@@ -303,7 +303,7 @@ class Torture:
                 wrong.append(f"{pod.version} had exited with {pod.code}, but is now {each['state']}")
         return wrong
 
-    def _most_starts(self, pod: Tortured, container: str) -> int:
+    def _most_starts(self, pod: TorturePod, container: str) -> int:
         """Return the maximum number of starts of a container so far."""
         return pod.most_starts(container)
 
@@ -311,7 +311,7 @@ class Torture:
         """Return whether a status reports this exit code."""
         return code_of(container) == code
 
-    def _most_restarts(self, pod: Tortured, container: str) -> int:
+    def _most_restarts(self, pod: TorturePod, container: str) -> int:
         """Return the maximum restart count: real restarts, and one per start that a kill may have prevented."""
         settled = container in pod.seen or (container == "init" and pod.seen)
         return pod.strikes[container] + pod.unlived[container] + (0 if settled else self.kills - pod.settled_at)
@@ -324,7 +324,7 @@ class Torture:
         missing += [f"{version} still runs" for version, _ in processes if version not in wanted]
         return missing
 
-    def _missing_of(self, pod: Tortured, status: Any) -> list[str]:
+    def _missing_of(self, pod: TorturePod, status: Any) -> list[str]:
         if status is None:
             return [f"{pod.version} is not reported"]
         reported = containers_of(status)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from podkeeper.host.cgroups import own_root
-from tools.torture_pods import Tortured
+from tools.torture_pods import TorturePod
 
 Processes = Mapping[tuple[str, str], list[tuple[int, int]]]
 """By pod version and container: the first processes, each with PID and start time."""
 
 
-def names_of(pod: Tortured) -> list[str]:
+def names_of(pod: TorturePod) -> list[str]:
     """Return the names of all containers of a pod, including init containers."""
     spec = pod.manifest["spec"]
     return [each["name"] for each in (*spec.get("initContainers", ()), *spec["containers"])]
@@ -24,7 +24,7 @@ def is_leaving(pod: Any) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def status_of(pod: Tortured, shown: Mapping[str, Any]) -> Any:
+def status_of(pod: TorturePod, shown: Mapping[str, Any]) -> Any:
     """Return the status, or None if this version of the pod is not reported."""
     found = shown.get(pod.name)
     if found is None or found["spec"]["containers"][0]["command"][-2] != pod.version:
