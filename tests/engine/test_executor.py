@@ -1,9 +1,10 @@
-"""Executing plans: the order of the steps, what containers are made from, and what is removed."""
+"""Plan execution: the order of the steps, the configuration of containers and sandboxes, and removals."""
 
 import asyncio
 
 from msgspec.structs import replace as changed
 
+from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import (
     ConfigMap,
     ConfigMapKeySelector,
@@ -15,9 +16,11 @@ from podkeeper.model.k8s.core import (
     VolumeMount,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
+from podkeeper.model.messages import EventType, PodEvent
 from podkeeper.model.runtime import RecordState
-from podkeeper.model.runtime_calls import ContainerConfig, Mount, SandboxConfig
+from podkeeper.model.runtime_calls import ContainerConfig, Dns, Mount, SandboxConfig
 from podkeeper.rules.container.hash import container_hash
+from podkeeper.rules.dns import PodDns
 from podkeeper.rules.plan import ContainerToReset, PodActions
 from podkeeper.runtimes.fake import Behaviour, Operation
 from podkeeper.testing.build import pod
@@ -300,3 +303,54 @@ def test_a_failed_removal_prevents_no_other_removal() -> None:
             assert len((await harness.inspect()).containers) == 1
 
     simulate(scenario())
+
+
+# DNS of the sandbox.
+
+DNS = Dns(servers=("10.0.0.10",), searches=("cluster.local",))
+
+
+def sandbox_of(harness: ExecutionHarness) -> SandboxConfig:
+    made: SandboxConfig = next(call.given for call in harness.fake.call_log if call.operation == Operation.RUN_SANDBOX)
+    return made
+
+
+def test_a_sandbox_gets_the_dns_configuration_and_its_warnings_are_recorded() -> None:
+    warning = PodEvent(EventType.WARNING, "DNSConfigForming", "too many", "uid-web")
+
+    async def lookup(pod: Pod) -> PodDns:
+        return PodDns(DNS, (warning,))
+
+    async def scenario() -> tuple[Dns | None, list[tuple[str, str]]]:
+        async with running_harness(lookup=lookup) as harness:
+            await harness.sync(pod("web", container("web")))
+            return sandbox_of(harness).dns, harness.events("DNSConfigForming")
+
+    found, _ = simulate(scenario())
+    assert found == (DNS, [("DNSConfigForming", "too many")])
+
+
+def test_without_a_lookup_the_runtime_configures_dns() -> None:
+    async def scenario() -> Dns | None:
+        async with running_harness() as harness:
+            await harness.sync(pod("web", container("web")))
+            return sandbox_of(harness).dns
+
+    assert simulate(scenario())[0] is None
+
+
+def test_no_sandbox_is_created_while_the_dns_configuration_is_not_available() -> None:
+    async def lookup(pod: Pod) -> PodDns:
+        raise NotConfigurable("cannot read the resolver file")
+
+    async def scenario() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        async with running_harness(lookup=lookup) as harness:
+            try:
+                await harness.sync(pod("web", container("web")))
+            except NotConfigurable:
+                return harness.events(), harness.changes(Operation.RUN_SANDBOX)
+            raise AssertionError("a sandbox was made")
+
+    (events, made), _ = simulate(scenario())
+    text = "Failed to create pod sandbox: cannot read the resolver file"
+    assert (events, made) == ([("FailedCreatePodSandBox", text)], [])

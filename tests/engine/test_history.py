@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.engine.history import LONGEST_TIMELINE, Explanation, PodHistory, TimelineEntry
@@ -167,7 +167,6 @@ def test_a_pod_without_a_worker_is_in_the_unknown_state_of_the_workers() -> None
     assert pod_state(Unknown()) == UNKNOWN_STATE
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.sampled_from(["waiting", "syncing"]), st.integers(0, 3)), max_size=200

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.engine.manager import PodManager
@@ -115,7 +115,6 @@ ANY = st.builds(
 )
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.lists(ANY, max_size=10))
 def test_each_full_name_leads_to_its_last_update(history: list[Pod]) -> None:
     known = manager(*history)

@@ -537,7 +537,7 @@ SPEEDS: dict[str, Callable[[Target], float]] = {"slow": lambda _: 20.0, "quick":
 ACTIONS = ("wake", "replace", "exit", "stop", "add", "remove", "fail", "succeed", "slow", "quick")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 15)), max_size=25))
 def test_in_any_history_results_are_sent_once_and_belong_to_a_live_worker(history: list[tuple[str, int]]) -> None:
     async def scenario(harness: ProbeHarness) -> None:

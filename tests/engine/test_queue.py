@@ -2,7 +2,7 @@
 
 import weakref
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.engine.queue import WorkQueue
@@ -107,7 +107,6 @@ STEPS = st.one_of(
 )
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.lists(STEPS, max_size=60))
 def test_the_queue_behaves_like_a_dictionary_of_times(steps: list[tuple[str, str, int]]) -> None:
     work, clock = queue()

@@ -629,7 +629,7 @@ def test_two_pods_of_one_name_are_sent_one_after_the_other() -> None:
     simulate(scenario())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     updates=st.lists(st.tuples(st.integers(0, 2), st.sampled_from((0.0, 0.1, 0.7, 3.0))), max_size=25),
     seconds=st.lists(st.sampled_from((0.0, 0.2, 1.0, 7.0)), min_size=1, max_size=7),

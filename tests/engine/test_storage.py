@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.engine.storage import PodStorage
@@ -213,7 +213,6 @@ def by_source(pods: tuple[Pod, ...]) -> dict[tuple[str, str], Pod]:
     return {((pod.metadata.annotations or {})[CONFIG_SOURCE_ANNOTATION], pod.metadata.uid or ""): pod for pod in pods}
 
 
-@settings(deadline=None, derandomize=True)
 @given(histories)
 def test_replaying_the_incremental_updates_gives_the_merged_state(history: list[PodUpdate]) -> None:
     listener = Listener()
@@ -230,7 +229,6 @@ def test_replaying_the_incremental_updates_gives_the_merged_state(history: list[
         assert view == by_source(listener.storage.merged_state())
 
 
-@settings(deadline=None, derandomize=True)
 @given(histories, changes)
 def test_a_change_does_not_change_other_sources(history: list[PodUpdate], last: PodUpdate) -> None:
     listener = Listener()
@@ -244,7 +242,6 @@ def test_a_change_does_not_change_other_sources(history: list[PodUpdate], last: 
     }
 
 
-@settings(deadline=None, derandomize=True)
 @given(histories, st.sampled_from(NotificationMode))
 def test_only_the_update_that_makes_a_source_ready_can_be_empty(
     history: list[PodUpdate], mode: NotificationMode
@@ -258,7 +255,6 @@ def test_only_the_update_that_makes_a_source_ready_can_be_empty(
         assert all(update.source == change.source for update in listener.updates)
 
 
-@settings(deadline=None, derandomize=True)
 @given(histories)
 def test_all_modes_store_the_same(history: list[PodUpdate]) -> None:
     listeners = [Listener(mode) for mode in NotificationMode]

@@ -87,7 +87,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(st.lists(steps, min_size=5, max_size=40))
 def test_the_workers_follow_the_state_machine(history: list[Step]) -> None:
     async def scenario() -> None:
@@ -142,7 +142,7 @@ async def act(harness: WorkersHarness, name: str, what: str, waiters: list[async
                 harness.workers.sync_known_pods([PodUID(other) for other in NAMES if other != name])
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(
     st.dictionaries(st.tuples(st.sampled_from(FUNCTIONS), st.sampled_from(NAMES)), outcomes),
     st.lists(acts, max_size=30),
@@ -174,7 +174,6 @@ def test_syncs_never_overlap_and_killed_pods_end(behaviours: Any, history: Any) 
     simulate(scenario())
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["s1", "s2", "s3"]), st.booleans(), st.sampled_from([0.0, 1.0, 4.0]))))
 def test_static_pods_of_one_name_never_overlap_and_all_run(history: Any) -> None:
     async def scenario() -> None:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.model.k8s.core import Pod
@@ -236,7 +236,6 @@ def cleanup_inputs(draw: st.DrawFn) -> CleanupInput:
     )
 
 
-@settings(deadline=None, derandomize=True)
 @given(cleanup_inputs(), fake_workers)
 def test_pods_with_a_worker_receive_no_update(cleanup: CleanupInput, workers: FakeWorkers) -> None:
     plan = cleanup_plan(cleanup, workers)
@@ -245,7 +244,6 @@ def test_pods_with_a_worker_receive_no_update(cleanup: CleanupInput, workers: Fa
     assert len({update.uid for update in updates}) == len(updates)
 
 
-@settings(deadline=None, derandomize=True)
 @given(cleanup_inputs(), fake_workers)
 def test_every_running_pod_has_a_worker_afterwards(cleanup: CleanupInput, workers: FakeWorkers) -> None:
     plan = cleanup_plan(cleanup, workers)
@@ -257,7 +255,6 @@ def test_every_running_pod_has_a_worker_afterwards(cleanup: CleanupInput, worker
     }
 
 
-@settings(deadline=None, derandomize=True)
 @given(cleanup_inputs(), fake_workers)
 def test_nothing_is_removed_from_a_pod_that_runs_starts_or_has_a_volume(
     cleanup: CleanupInput, workers: FakeWorkers

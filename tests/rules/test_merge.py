@@ -7,7 +7,7 @@ from itertools import product
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -289,7 +289,6 @@ one_pod_per_uid = st.lists(pods, max_size=4, unique_by=lambda pod: pod.metadata.
 changes = st.builds(PodUpdate, st.sampled_from(list(Op)), lists, st.just("api"))
 
 
-@settings(deadline=None, derandomize=True)
 @given(lists, one_pod_per_uid)
 def test_a_repeated_set_changes_nothing(before: tuple[Pod, ...], given_change: tuple[Pod, ...]) -> None:
     once = merge(stored(*before), pod_update(Op.SET, *given_change), NOW)
@@ -298,7 +297,6 @@ def test_a_repeated_set_changes_nothing(before: tuple[Pod, ...], given_change: t
     assert twice.pods == once.pods
 
 
-@settings(deadline=None, derandomize=True)
 @given(lists, one_pod_per_uid)
 def test_after_a_set_the_stored_pods_are_that_set_without_duplicates(
     before: tuple[Pod, ...], given_change: tuple[Pod, ...]
@@ -316,7 +314,6 @@ def stored_after(stored_pods: Mapping[PodUID, Pod], merged: MergeResult) -> dict
     return {**kept, **merged.pods}
 
 
-@settings(deadline=None, derandomize=True)
 @given(lists, changes)
 def test_a_consumer_of_all_updates_has_the_stored_pods(before: tuple[Pod, ...], given_change: PodUpdate) -> None:
     stored_pods = stored(*before)
@@ -332,7 +329,6 @@ def test_a_consumer_of_all_updates_has_the_stored_pods(before: tuple[Pod, ...], 
     assert view == stored_after(stored_pods, merged)
 
 
-@settings(deadline=None, derandomize=True)
 @given(lists, changes)
 def test_merge_does_not_change_its_inputs(before: tuple[Pod, ...], given_change: PodUpdate) -> None:
     stored_pods = stored(*before)
@@ -341,7 +337,6 @@ def test_merge_does_not_change_its_inputs(before: tuple[Pod, ...], given_change:
     assert msgspec.json.encode([list(stored_pods.values()), given_change.pods]) == as_it_was
 
 
-@settings(deadline=None, derandomize=True)
 @given(lists, changes)
 def test_the_first_seen_time_never_changes(before: tuple[Pod, ...], given_change: PodUpdate) -> None:
     stored_pods = stored(*before)

@@ -1,5 +1,6 @@
 """Names derived from a pod: messages, log paths, hostnames."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from podkeeper.rules.naming import (
     pod_log_directory,
     uid_of_log_directory,
 )
+from podkeeper.testing import build
 
 META = ObjectMeta(name="web", namespace="team", uid="u1")
 
@@ -92,3 +94,52 @@ def test_an_fqdn_has_at_most_64_characters() -> None:
         f"failed to construct FQDN from pod hostname and cluster domain, FQDN {fits}x{rest} is too long "
         "(64 characters is the max, 65 characters requested)"
     )
+
+
+shop_pod = partial(
+    build.pod,
+    namespace="shop",
+    uid="uid-1",
+    init=(build.container("setup"),),
+    debug=(EphemeralContainer(name="shell"),),
+)
+
+
+def test_names_that_other_tools_use() -> None:
+    assert format_pod(shop_pod()) == "web_shop(uid-1)"
+    assert pod_log_directory("/var/log/pods", shop_pod()) == "/var/log/pods/shop_web_uid-1"
+    assert container_log_path("web", 3) == "web/3.log"
+    assert [uid_of_log_directory(name) for name in ("shop_web_uid-1", "uid-1")] == ["uid-1", "uid-1"]
+    assert [container_path(shop_pod(), name) for name in ("app", "setup", "shell", "gone")] == [
+        "spec.containers{app}",
+        "spec.initContainers{setup}",
+        "spec.ephemeralContainers{shell}",
+        "implicitly required container gone",
+    ]
+
+
+LONG = "a" * 60 + "--" + "b" * 10
+
+HOSTNAMES = {
+    "the pod's name": (shop_pod(), "web"),
+    "the hostname of the spec": (shop_pod(spec={"hostname": "shop-1"}), "shop-1"),
+    "hostnameOverride": (shop_pod(spec={"hostname": "shop-1", "hostname_override": "other.example"}), "other.example"),
+    "a long one is cut without a trailing separator": (shop_pod(LONG), "a" * 60 + "--b"),
+    "a long one cut at a separator": (shop_pod("a" * 62 + "-b"), "a" * 62),
+    "the FQDN if the spec requests it": (
+        shop_pod(spec={"hostname": "one", "subdomain": "db", "set_hostname_as_fqdn": True}),
+        "one.db.shop.svc.cluster.local"),
+    "no FQDN without a subdomain": (shop_pod(spec={"set_hostname_as_fqdn": True}), "web"),
+    "a subdomain alone changes nothing": (shop_pod(spec={"subdomain": "db"}), "web"),
+    "none in the host network": (shop_pod(spec={"host_network": True}), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given, expected", HOSTNAMES.values(), ids=HOSTNAMES.keys())
+def test_hostname_of_a_pod(given: Pod, expected: str) -> None:
+    assert hostname_of(given, "cluster.local") == expected
+
+
+def test_an_fqdn_that_is_too_long_for_the_kernel_is_rejected() -> None:
+    with pytest.raises(NotConfigurable, match="too long"):
+        hostname_of(shop_pod("a" * 50, spec={"subdomain": "db", "set_hostname_as_fqdn": True}), "cluster.local")

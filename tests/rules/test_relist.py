@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
@@ -215,7 +215,6 @@ listings_ = st.dictionaries(st.sampled_from(["web", "db"]), states, max_size=2)
 histories = st.lists(st.tuples(listings_, st.frozensets(st.sampled_from(["web", "db"]))), max_size=8)
 
 
-@settings(deadline=None, derandomize=True)
 @given(histories, listings_)
 def test_after_two_successful_relists_of_an_idle_runtime_there_are_no_events(
     history: list[tuple[dict[str, States], frozenset[str]]],
@@ -230,7 +229,6 @@ def test_after_two_successful_relists_of_an_idle_runtime_there_are_no_events(
     assert set(state.records) == set(idle)
 
 
-@settings(deadline=None, derandomize=True)
 @given(histories)
 def test_the_events_show_which_containers_run(
     history: list[tuple[dict[str, States], frozenset[str]]],

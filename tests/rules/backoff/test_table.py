@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.model.k8s.core import Container, Pod, ResourceRequirements
@@ -320,10 +320,7 @@ CURVES = st.builds(
 STEPS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), max_size=20)
 """(seconds from the last request to the exit, seconds from the exit to the next request)"""
 
-law = settings(max_examples=50, deadline=None, derandomize=True)
 
-
-@law
 @given(CURVES, STEPS)
 def test_delays_stay_between_minimum_and_maximum_and_grow_until_reset(
     curve: Curve, steps: list[tuple[int, int]]
@@ -343,7 +340,6 @@ def test_delays_stay_between_minimum_and_maximum_and_grow_until_reset(
             assert after >= before or after == curve.initial
 
 
-@law
 @given(CURVES, STEPS)
 def test_the_same_events_have_the_same_result(curve: Curve, steps: list[tuple[int, int]]) -> None:
     def results() -> list[BackoffWait | None]:
@@ -356,7 +352,6 @@ def test_the_same_events_have_the_same_result(curve: Curve, steps: list[tuple[in
     assert results() == results()
 
 
-@law
 @given(CURVES, STEPS)
 def test_a_container_may_start_at_the_end_of_its_delay_and_not_before(
     curve: Curve, steps: list[tuple[int, int]]
@@ -372,7 +367,6 @@ def test_a_container_may_start_at_the_end_of_its_delay_and_not_before(
             now = end
 
 
-@law
 @given(CURVES, STEPS, st.integers(0, 20))
 def test_collect_at_the_time_of_an_exit_changes_nothing(curve: Curve, steps: list[tuple[int, int]], when: int) -> None:
     plain, collected, now = BackoffTable(curve), BackoffTable(curve), 0

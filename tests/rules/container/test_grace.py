@@ -1,7 +1,7 @@
 """The grace period of one container, and how hook, wait and signal share it."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.model.k8s.core import Container, Pod, Probe
@@ -63,7 +63,6 @@ def test_an_exhausted_budget_leaves_only_the_minimum() -> None:
     assert GraceBudget(5).after(9).stop_seconds == MIN_STOP_SECONDS
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.integers(0, 100_000), st.lists(st.floats(0, 1000), max_size=5))
 def test_spending_never_adds_time_and_never_charges_more_than_was_spent(grace: int, steps: list[float]) -> None:
     budget = GraceBudget(grace)

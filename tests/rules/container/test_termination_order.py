@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podkeeper.model.k8s.core import PodSpec
@@ -51,7 +51,6 @@ POD_SHAPES = st.permutations("ijSTUV").flatmap(
 )
 
 
-@settings(deadline=None, derandomize=True)
 @given(POD_SHAPES, st.sets(st.sampled_from("ijSTUVabcx")), st.randoms(use_true_random=False))
 def test_all_containers_stop_and_sidecars_stop_last_in_reverse_order(
     init: str, running: set[str], chance: Random

@@ -60,6 +60,7 @@ def test_pull_step(policy: PullPolicy, if_present: PullStep, if_absent: PullStep
         (f"a@{DIGEST}", f"a@{DIGEST}"),
         (f"a:v1@{DIGEST}", f"a:v1@{DIGEST}"),
         ("A b", None),
+        ("UPPER//bad", None),
     ],
 )
 def test_an_image_without_a_tag_means_latest(image: str, expected: str | None) -> None:
@@ -85,6 +86,12 @@ def test_failures() -> None:
         (
             "RegistryUnavailable: 503",
             StartFailure("RegistryUnavailable", "image pull failed for a because the registry is unavailable: 503"),
+        ),
+        (
+            "RegistryUnavailable: try again",
+            StartFailure(
+                "RegistryUnavailable", "image pull failed for a because the registry is unavailable: try again"
+            ),
         ),
         (
             "SignatureValidationFailed",
@@ -113,4 +120,7 @@ def test_event_messages() -> None:
     )
     assert pulled_message("a", 1.2349, 61.5, 42) == (
         'Successfully pulled image "a" in 1.234s (1m1.5s including waiting). Image size: 42 bytes.'
+    )
+    assert pulled_message("app:1", 1.2345, 61.5, 7) == (
+        'Successfully pulled image "app:1" in 1.234s (1m1.5s including waiting). Image size: 7 bytes.'
     )

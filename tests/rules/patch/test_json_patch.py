@@ -190,7 +190,7 @@ def test_diff(original: Any, modified: Any, patch: Any) -> None:
     assert json_patch.apply(original, patch) == modified
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(json_objects(), json_objects())
 def test_the_python_library_jsonpatch_agrees(before: Any, after: Any) -> None:
     assert json_patch.apply(before, list(jsonpatch.make_patch(before, after))) == after

@@ -10,7 +10,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podkeeper.rules.patch import json_patch, merge, strategic
@@ -84,7 +84,7 @@ def ours(how: str, original: Any, patch: Any, kind: str = POD) -> Any:
         return None
 
 
-thorough = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=200)
 TRIPLES = st.one_of(
     st.tuples(st.just(POD), PODS, PODS, PODS), st.tuples(st.just(DEPLOYMENT), DEPLOYMENTS, DEPLOYMENTS, DEPLOYMENTS)
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podkeeper.rules.patch import json_patch, merge, strategic
@@ -15,7 +15,7 @@ from podkeeper.rules.patch.errors import PatchConflict, PatchError
 from podkeeper.rules.patch.value import MAX_DEPTH, Json, same
 from tests.rules.patch.patching import DEPLOYMENT, DEPLOYMENTS, POD, POD_SPEC, PODS, json_objects, json_values
 
-law = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+law = settings(max_examples=40)
 
 PAIRS = st.one_of(
     st.tuples(st.just(POD), PODS, PODS),

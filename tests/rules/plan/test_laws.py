@@ -107,7 +107,7 @@ def situations(draw: st.DrawFn) -> Situation:
     )
 
 
-law = settings(max_examples=75, deadline=None, derandomize=True)
+law = settings(max_examples=75)
 
 
 @law
