@@ -43,13 +43,13 @@ class FakeMirrors:
     """Records which mirror pods are ensured. Fails with `error` if it is set."""
 
     def __init__(self) -> None:
-        self.wanted: list[tuple[str, bool]] = []
+        self.ensured: list[tuple[str, bool]] = []
         self.error: AgentError | None = None
 
     async def run(self) -> None: ...
 
     async def ensure(self, static: Pod, mirror: Pod | None) -> None:
-        self.wanted.append((static.metadata.name or "", mirror is not None))
+        self.ensured.append((static.metadata.name or "", mirror is not None))
         if self.error is not None:
             raise self.error
 

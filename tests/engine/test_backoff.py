@@ -28,7 +28,7 @@ class CountingJournal(FakeJournal):
         super().put(key, value)
 
 
-class Node:
+class BackoffHarness:
     """A journal and a runtime record that survive restarts, and the backoff of the running agent."""
 
     def __init__(self) -> None:
@@ -69,9 +69,9 @@ class Node:
             await asyncio.sleep(1)
 
 
-def on_node(scenario: Callable[[Node], Awaitable[None]]) -> Node:
-    async def run() -> Node:
-        node = Node()
+def on_node(scenario: Callable[[BackoffHarness], Awaitable[None]]) -> BackoffHarness:
+    async def run() -> BackoffHarness:
+        node = BackoffHarness()
         await scenario(node)
         return node
 
@@ -79,7 +79,7 @@ def on_node(scenario: Callable[[Node], Awaitable[None]]) -> Node:
 
 
 def test_a_crash_loop_continues_its_backoff_after_a_restart() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         await node.crash_loop(3)
         node.container_exits()
         assert node.wait_seconds() == 40
@@ -95,7 +95,7 @@ def test_a_crash_loop_continues_its_backoff_after_a_restart() -> None:
 
 
 def test_the_backoff_of_an_exit_while_the_agent_is_down_starts_at_the_exit() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         await node.crash_loop(3)
         node.container_exits()
         await asyncio.sleep(12)
@@ -106,7 +106,7 @@ def test_the_backoff_of_an_exit_while_the_agent_is_down_starts_at_the_exit() -> 
 
 
 def test_a_settled_backoff_survives_a_crash() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         await node.crash_loop(2)
         node.container_exits()
         assert node.wait_seconds() == 20  # the checkpoint of the exit is written, and lost by the crash
@@ -117,7 +117,7 @@ def test_a_settled_backoff_survives_a_crash() -> None:
 
 
 def test_the_backoff_of_a_failed_pull_survives_a_restart() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         for _ in range(2):
             node.backoff.pull_failed(POD, IMAGE, "ErrImagePull: no", DEFAULT_CURVE)
         await asyncio.sleep(5)
@@ -135,7 +135,7 @@ def test_the_backoff_of_a_failed_pull_survives_a_restart() -> None:
 def test_a_wall_clock_jump_while_the_agent_is_down_changes_no_backoff() -> None:
     for jump in (7200, -7200):
 
-        async def scenario(node: Node, jump: float = jump) -> None:
+        async def scenario(node: BackoffHarness, jump: float = jump) -> None:
             await node.crash_loop(3)
             node.container_exits()
             assert node.wait_seconds() == 40
@@ -148,7 +148,7 @@ def test_a_wall_clock_jump_while_the_agent_is_down_changes_no_backoff() -> None:
 
 
 def test_waiting_writes_nothing_and_a_container_restart_writes_at_most_twice() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         await node.crash_loop(3)
         before = node.journal.writes
         node.container_exits()
@@ -165,7 +165,7 @@ def test_waiting_writes_nothing_and_a_container_restart_writes_at_most_twice() -
 
 
 def test_the_checkpoint_is_dropped_with_its_pod() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         await node.crash_loop(3)
         node.restart()
         node.backoff.collect(lambda uid: False)
@@ -177,7 +177,7 @@ def test_the_checkpoint_is_dropped_with_its_pod() -> None:
 
 
 def test_a_checkpoint_is_dropped_when_its_entries_have_expired() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         await node.crash_loop(3)
         await asyncio.sleep(650)
         node.restart()
@@ -190,7 +190,7 @@ def test_a_checkpoint_is_dropped_when_its_entries_have_expired() -> None:
 
 
 def test_a_checkpoint_that_cannot_be_decoded_means_no_backoff() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         await node.crash_loop(3)
         node.journal.put("restart-backoff/u1", b"\x00{invalid")
         node.restart()
@@ -205,7 +205,7 @@ def test_a_checkpoint_that_cannot_be_decoded_means_no_backoff() -> None:
 
 
 def test_the_end_of_a_backoff_is_in_current_wall_time() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         await node.crash_loop(2)
         node.backoff.pull_failed(POD, IMAGE, "ErrImagePull: no", DEFAULT_CURVE)
         node.container_exits()
@@ -224,7 +224,7 @@ def test_the_end_of_a_backoff_is_in_current_wall_time() -> None:
 
 
 def test_the_curve_of_the_caller_is_used() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         slow = Curve(initial=timedelta(seconds=100))
         node.backoff.pull_failed(POD, IMAGE, "ErrImagePull: no", slow)
         held = node.backoff.hold_pull(POD, IMAGE, slow)
@@ -241,7 +241,7 @@ def test_the_curve_of_the_caller_is_used() -> None:
 
 
 def test_settling_waits_for_the_checkpoint_of_this_pod() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         node.journal.sync_seconds = 0.5
         node.container_exits()
         assert node.wait_seconds() == 0
@@ -254,7 +254,7 @@ def test_settling_waits_for_the_checkpoint_of_this_pod() -> None:
 
 
 def test_a_restart_keeps_the_checkpoints_of_all_pods() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BackoffHarness) -> None:
         other = build.pod("db", namespace="prod", uid="u2")
         for each in (POD, other):
             node.backoff.pull_failed(each, IMAGE, "ErrImagePull: no", DEFAULT_CURVE)

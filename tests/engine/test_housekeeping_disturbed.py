@@ -98,7 +98,7 @@ async def run_round(harness: Harness) -> None:
     await asyncio.sleep(0.1)
 
 
-TIDYING = OperationTest(
+ROUND = OperationTest(
     setup=set_up,
     run=run_round,
     state=Harness.what_is_left,
@@ -117,7 +117,7 @@ EVENTS: dict[str, Event[Harness]] = {
 
 
 def test_every_event_during_a_round() -> None:
-    interleave(TIDYING, EVENTS, cancel=False)  # the round belongs to `run`
+    interleave(ROUND, EVENTS, cancel=False)  # the round belongs to `run`
 
 
 def test_a_requested_round_follows_the_running_one_at_once() -> None:
@@ -163,4 +163,4 @@ def test_the_runtime_timeout_grows_until_the_first_answer() -> None:
 
 def test_every_call_fails_once() -> None:
     # Only removals have an effect that can outlive a lost answer, and a removal can be repeated.
-    fail_each_call(dataclasses.replace(TIDYING, afterwards=None), lost_answers=False)
+    fail_each_call(dataclasses.replace(ROUND, afterwards=None), lost_answers=False)

@@ -32,12 +32,12 @@ K = TypeVar("K", bound=Wire)
 
 
 class MirrorApi(FakeApi):
-    """Pods in the API. `troubles` are raised by the next calls, before or (if lost) after they take effect."""
+    """Pods in the API. `failures` are raised by the next calls, before or (if lost) after they take effect."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
         self.calls: list[tuple[float, str]] = []
-        self.troubles: list[str] = []
+        self.failures: list[str] = []
         self._made = 0
         self.seconds = 0.0  # the duration of a create or delete call
 
@@ -85,13 +85,13 @@ class MirrorApi(FakeApi):
 
     def _call(self, what: str) -> None:
         self.calls.append((asyncio.get_running_loop().time(), what))
-        if self.troubles[:1] == ["down"]:
-            self.troubles.pop(0)
+        if self.failures[:1] == ["down"]:
+            self.failures.pop(0)
             raise ApiUnavailable("cannot reach the API")
 
     def _maybe_lose_answer(self) -> None:
-        if self.troubles[:1] == ["lost"]:
-            self.troubles.pop(0)
+        if self.failures[:1] == ["lost"]:
+            self.failures.pop(0)
             raise ApiUnavailable("cannot read the answer")
 
     def did(self) -> list[str]:
@@ -221,11 +221,11 @@ def test_a_slow_call_delays_no_other_pod_and_each_pod_has_one_call_at_a_time() -
 def test_the_backoff_starts_again_for_the_next_ensure() -> None:
     async def scenario(harness: MirrorHarness) -> list[float]:
         harness.has(static())
-        harness.api.troubles = ["down"] * 3
+        harness.api.failures = ["down"] * 3
         await harness.client.ensure(static(), None)
         await asyncio.sleep(20)  # tried at 0, 1, 3 and 7
         del harness.api.pods["dns"]
-        harness.api.troubles = ["down"]
+        harness.api.failures = ["down"]
         await harness.client.ensure(static(), None)
         await asyncio.sleep(20)
         return [at for at, _ in harness.api.calls]
@@ -250,7 +250,7 @@ def test_an_unreachable_api_delays_no_caller_and_is_retried_with_backoff(
 ) -> None:
     async def scenario(harness: MirrorHarness) -> tuple[float, list[float], str | None]:
         harness.has(static())
-        harness.api.troubles = ["down"] * 7
+        harness.api.failures = ["down"] * 7
         await harness.client.ensure(static(), None)
         returned = asyncio.get_running_loop().time()
         await asyncio.sleep(200)
@@ -263,7 +263,7 @@ def test_an_unreachable_api_delays_no_caller_and_is_retried_with_backoff(
 def test_after_an_outage_the_latest_version_is_created() -> None:
     async def scenario(harness: MirrorHarness) -> str | None:
         harness.has(static(hashed="1"))
-        harness.api.troubles = ["down"] * 3
+        harness.api.failures = ["down"] * 3
         await harness.client.ensure(static(hashed="1"), None)
         await asyncio.sleep(2)
         harness.has(static(hashed="2"))
@@ -295,7 +295,7 @@ def test_a_version_that_arrives_during_the_creation_of_another_replaces_it() -> 
 def test_after_an_outage_the_current_mirror_pod_is_replaced() -> None:
     async def scenario(harness: MirrorHarness) -> str | None:
         harness.has(static(hashed="1"), mirror(mirror="0", uid="old"))
-        harness.api.troubles = ["down"] * 3
+        harness.api.failures = ["down"] * 3
         await harness.client.ensure(static(hashed="1"), mirror(mirror="0", uid="old"))
         await asyncio.sleep(2)
         harness.pods.remove(mirror(mirror="0", uid="old"))
@@ -347,7 +347,7 @@ def test_after_an_unexpected_error_the_next_ensure_creates_the_mirror_pod() -> N
 def test_retries_end_with_the_pod() -> None:
     async def scenario(harness: MirrorHarness) -> int:
         harness.has(static())
-        harness.api.troubles = ["down"] * 1000
+        harness.api.failures = ["down"] * 1000
         await harness.client.ensure(static(), None)
         await asyncio.sleep(2)
         harness.pods.remove(static())
@@ -360,7 +360,7 @@ def test_retries_end_with_the_pod() -> None:
 def test_a_lost_answer_to_a_create_call_makes_no_second_mirror_pod() -> None:
     async def scenario(harness: MirrorHarness) -> tuple[list[str], str | None]:
         harness.has(static())
-        harness.api.troubles = ["lost"]
+        harness.api.failures = ["lost"]
         await harness.client.ensure(static(), None)
         await asyncio.sleep(60)
         return harness.api.did(), harness.api.pods["dns"].metadata.uid
@@ -371,7 +371,7 @@ def test_a_lost_answer_to_a_create_call_makes_no_second_mirror_pod() -> None:
 def test_a_lost_answer_to_a_delete_call_leaves_no_pod_without_a_mirror_pod() -> None:
     async def scenario(harness: MirrorHarness) -> tuple[list[str], str | None]:
         harness.has(static(), mirror(mirror="0"))
-        harness.api.troubles = ["lost"]
+        harness.api.failures = ["lost"]
         await harness.client.ensure(static(), mirror(mirror="0"))
         await asyncio.sleep(60)
         return harness.api.did(), harness.shown_hash()

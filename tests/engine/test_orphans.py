@@ -19,14 +19,14 @@ from tests.engine.fake_api import FakeApi
 from tests.violations import violation
 
 
-class Node:
+class OrphanHarness:
     """An API, and the pods of a runtime."""
 
     def __init__(self) -> None:
         clock = VirtualClock()
         self.api = MemoryApi(clock)
         self.check = OrphanCheck(api=self.api, clock=clock)
-        self.hurried = 0
+        self.rounds_requested = 0
 
     def records(self, *names: str) -> list[PodRecord]:
         return [PodRecord(uid=f"uid-{name}", name=name, namespace="default") for name in names]
@@ -41,7 +41,7 @@ class Node:
         return {uid.removeprefix("uid-") for uid in self.check.confirmed}
 
     def _on_confirmed(self) -> None:
-        self.hurried += 1
+        self.rounds_requested += 1
 
     def put(self, name: str, uid: str = "") -> None:
         self.api.put(build.pod(name, namespace="default", uid=uid or f"uid-{name}"))
@@ -51,26 +51,26 @@ class Node:
         return sum(1 for call in self.api.call_log if call.operation == "get")
 
 
-def run_scenario(scenario: Callable[[Node], Awaitable[None]]) -> None:
+def run_scenario(scenario: Callable[[OrphanHarness], Awaitable[None]]) -> None:
     async def run() -> None:
-        await scenario(Node())
+        await scenario(OrphanHarness())
 
     simulate(run())
 
 
 def test_only_a_pod_that_the_api_does_not_have_is_confirmed() -> None:
-    async def scenario(node: Node) -> None:
-        node.put("wanted")
-        assert await node.rounds("wanted", "gone") == {"gone"}
-        assert node.hurried == 1
-        assert node.check.is_unconfirmed(PodUID("uid-wanted"))
+    async def scenario(node: OrphanHarness) -> None:
+        node.put("desired")
+        assert await node.rounds("desired", "gone") == {"gone"}
+        assert node.rounds_requested == 1
+        assert node.check.is_unconfirmed(PodUID("uid-desired"))
         assert not node.check.is_unconfirmed(PodUID("uid-gone"))
 
     run_scenario(scenario)
 
 
 def test_a_pod_whose_name_belongs_to_another_pod_is_confirmed() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: OrphanHarness) -> None:
         node.put("web", uid="uid-of-the-successor")
         assert await node.rounds("web") == {"web"}
 
@@ -78,7 +78,7 @@ def test_a_pod_whose_name_belongs_to_another_pod_is_confirmed() -> None:
 
 
 def test_without_an_answer_no_pod_is_confirmed() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: OrphanHarness) -> None:
         node.api.go_down()
         assert await node.rounds("gone", seconds=60) == set()
         node.api.come_up()
@@ -88,7 +88,7 @@ def test_without_an_answer_no_pod_is_confirmed() -> None:
 
 
 def test_a_hung_call_times_out_and_is_repeated() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: OrphanHarness) -> None:
         node.api.faults.hang("get", "gone", seconds=1000)
         assert await node.rounds("gone", "other") == {"other"}
         assert await node.rounds("gone", seconds=12) == {"gone", "other"}
@@ -97,16 +97,16 @@ def test_a_hung_call_times_out_and_is_repeated() -> None:
 
 
 def test_a_pod_that_the_api_has_is_checked_rarely() -> None:
-    async def scenario(node: Node) -> None:
-        node.put("wanted")
-        await node.rounds("wanted", seconds=58)
+    async def scenario(node: OrphanHarness) -> None:
+        node.put("desired")
+        await node.rounds("desired", seconds=58)
         assert 58 / RECHECK_SECONDS - 1 <= node.gets <= 58 / RECHECK_SECONDS + 1
 
     run_scenario(scenario)
 
 
 def test_a_thousand_orphans_are_checked_in_batches() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: OrphanHarness) -> None:
         node.api.go_down()
         await node.rounds(*map(str, range(1000)))
         assert node.gets == MAX_CALLS
@@ -115,7 +115,7 @@ def test_a_thousand_orphans_are_checked_in_batches() -> None:
 
 
 def test_answers_for_pods_that_left_the_runtime_are_dropped() -> None:
-    async def scenario(node: Node) -> None:
+    async def scenario(node: OrphanHarness) -> None:
         await node.rounds("gone")
         node.check.keep_only(())
         assert not node.check.confirmed
@@ -150,7 +150,7 @@ class Checking:
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self.api = OrphanApi()
         self.check = OrphanCheck(api=self.api, clock=VirtualClock())
-        self.hurried = 0
+        self.rounds_requested = 0
         self._group = group
 
     async def round(self, *names: str, seconds: float = 0.0) -> list[float]:
@@ -162,7 +162,7 @@ class Checking:
         return [at for at, _, _ in self.api.calls[before:]]
 
     def _on_confirmed(self) -> None:
-        self.hurried += 1
+        self.rounds_requested += 1
 
 
 def checking(scenario: Callable[[Checking], Awaitable[None]]) -> None:
@@ -177,7 +177,7 @@ def test_a_check_uses_name_and_namespace() -> None:
     async def scenario(it: Checking) -> None:
         await it.round("web", seconds=1)
         assert it.api.calls == [(0.0, "ns", "web")]
-        assert (it.check.confirmed, it.hurried) == ({PodUID("uid-web")}, 1)
+        assert (it.check.confirmed, it.rounds_requested) == ({PodUID("uid-web")}, 1)
 
     checking(scenario)
 
@@ -191,7 +191,7 @@ def test_a_pod_that_the_api_has_is_checked_again_after_ten_seconds() -> None:
         assert await it.round("web", seconds=1) == []
         it.check.keep_only([])
         assert await it.round("web", seconds=1) == [13.0]
-        assert it.hurried == 0
+        assert it.rounds_requested == 0
 
     checking(scenario)
 
@@ -241,7 +241,7 @@ def test_a_failed_call_is_repeated_in_the_next_round(error: Exception) -> None:
     async def scenario(it: Checking) -> None:
         it.api.error = error
         assert [await it.round("web", seconds=2) for _ in range(2)] == [[0.0], [2.0]]
-        assert (it.check.confirmed, it.hurried) == (set(), 0)
+        assert (it.check.confirmed, it.rounds_requested) == (set(), 0)
 
     checking(scenario)
 

@@ -34,7 +34,7 @@ from podkeeper.rules.probe.worker import Target
 from podkeeper.testing import build
 
 
-class Node:
+class ProberHarness:
     """A runtime and a network that record requests."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Node:
         return HealthAnswer(1)
 
 
-def execute(probe: Probe, node: Node) -> Report:
+def execute(probe: Probe, node: ProberHarness) -> Report:
     web = Container(
         name="web",
         env=(EnvVar(name="MODE", value="quick"),),
@@ -118,7 +118,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("probe, expected, report", REQUESTS.values(), ids=REQUESTS.keys())
 def test_each_handler_makes_its_request(probe: Probe, expected: tuple[object, ...], report: Report) -> None:
-    node = Node()
+    node = ProberHarness()
     assert execute(probe, node) == report
     assert node.requests == [expected]
 
@@ -132,7 +132,7 @@ EVERYTHING = Probe(
 
 
 def test_of_several_handlers_the_first_of_exec_http_tcp_grpc_is_used() -> None:
-    node = Node()
+    node = ProberHarness()
     for probe in (
         EVERYTHING,
         replace(EVERYTHING, exec=None),
@@ -156,6 +156,6 @@ ERRORS = {
 
 @pytest.mark.parametrize("probe, error", ERRORS.values(), ids=ERRORS.keys())
 def test_an_execution_error_is_reported_and_not_raised(probe: Probe, error: str) -> None:
-    node = Node()
+    node = ProberHarness()
     node.down = True
     assert execute(probe, node) == Report(ProbeOutcome.UNKNOWN, error=error)

@@ -144,7 +144,7 @@ def test_a_removed_pod_is_forgotten_with_its_claims() -> None:
 
 WAITING = ContainerState(waiting=ContainerStateWaiting(reason="CrashLoopBackOff"))
 BEGINNINGS: dict[str, tuple[ProbeKind, ContainerStatus, list[ProbeResult]]] = {
-    "a running container counts as alive": (LIVENESS, found("web", "web-1"), []),
+    "a running container counts as live": (LIVENESS, found("web", "web-1"), []),
     "a container that does not run counts as failed": (
         LIVENESS,
         found("web", "web-1", state=WAITING),

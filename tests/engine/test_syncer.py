@@ -277,7 +277,7 @@ def test_a_static_pod_requests_a_mirror_pod_and_runs_without_one() -> None:
         node.add(static, other)
         await asyncio.sleep(5)
         assert node.status(static).phase == "Running"
-        assert set(node.mirrors.wanted) == {("static", False)}
+        assert set(node.mirrors.ensured) == {("static", False)}
 
     in_small_node(scenario)
 

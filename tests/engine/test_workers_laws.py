@@ -187,8 +187,8 @@ def test_static_pods_of_one_name_never_overlap_and_all_run(history: Any) -> None
                     harness.workers.update_pod(again(static(uid=uid)))
 
             harness.on_left = wake
-            for uid, wanted, pause_seconds in history:
-                harness.workers.update_pod(create(static(uid=uid)) if wanted else kill(static(uid=uid)))
+            for uid, desired, pause_seconds in history:
+                harness.workers.update_pod(create(static(uid=uid)) if desired else kill(static(uid=uid)))
                 if pause_seconds:
                     await asyncio.sleep(pause_seconds)
             for uid in ("s1", "s2", "s3"):

@@ -121,7 +121,7 @@ def test_resources_of_the_pod_replace_those_of_its_containers_and_the_overhead_i
     assert texts(pod_requests(given.spec)) == {"cpu": "4", "memory": "5"}
 
 
-def resized(*, wanted: str, actual: str | None, allocated: str | None, reason: str | None = None, **more: Any) -> str:
+def resized(*, desired: str, actual: str | None, allocated: str | None, reason: str | None = None, **more: Any) -> str:
     """How much cpu a pod holds while its container is resized."""
     status: Json = {
         "name": "c",
@@ -132,23 +132,23 @@ def resized(*, wanted: str, actual: str | None, allocated: str | None, reason: s
     if reason is not None:
         conditions.append({"type": "PodResizePending", "status": "True", "reason": reason})
     place = "initContainer" if "policy" in more else "container"
-    spec = {f"{place}s": [container(cpu=wanted, **more)]}
+    spec = {f"{place}s": [container(cpu=desired, **more)]}
     return texts(held_requests(parsed({f"{place}Statuses": [status], "conditions": conditions}, **spec)))["cpu"]
 
 
 def test_a_pod_holds_the_largest_amount_while_it_is_resized() -> None:
-    assert resized(wanted="1", actual="2", allocated="3") == "3"
-    assert resized(wanted="1", actual="3", allocated="2") == "3"
-    assert resized(wanted="3", actual="2", allocated="1") == "3"
-    assert resized(wanted="3", actual="2", allocated="1", reason="Deferred") == "3"
-    assert resized(wanted="3", actual="2", allocated="1", reason="Infeasible") == "2"
-    assert resized(wanted="1", actual=None, allocated="3") == "1"
-    assert resized(wanted="1", actual="2", allocated=None) == "2"
+    assert resized(desired="1", actual="2", allocated="3") == "3"
+    assert resized(desired="1", actual="3", allocated="2") == "3"
+    assert resized(desired="3", actual="2", allocated="1") == "3"
+    assert resized(desired="3", actual="2", allocated="1", reason="Deferred") == "3"
+    assert resized(desired="3", actual="2", allocated="1", reason="Infeasible") == "2"
+    assert resized(desired="1", actual=None, allocated="3") == "1"
+    assert resized(desired="1", actual="2", allocated=None) == "2"
 
 
 def test_init_containers_are_not_resized_but_sidecars_are() -> None:
-    assert resized(wanted="1", actual="2", allocated="3", policy=None) == "1"
-    assert resized(wanted="1", actual="2", allocated="3", policy="Always") == "3"
+    assert resized(desired="1", actual="2", allocated="3", policy=None) == "1"
+    assert resized(desired="1", actual="2", allocated="3", policy="Always") == "3"
 
 
 def test_pod_level_requests_are_resized_in_the_same_way() -> None:

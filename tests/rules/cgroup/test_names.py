@@ -101,10 +101,10 @@ UIDS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("uid, trouble", UIDS.values(), ids=UIDS.keys())
-def test_slice_name_error(uid: str, trouble: str) -> None:
-    assert slice_name_error(uid).startswith(trouble)
-    assert bool(slice_name_error(uid)) == bool(trouble)
+@pytest.mark.parametrize("uid, error", UIDS.values(), ids=UIDS.keys())
+def test_slice_name_error(uid: str, error: str) -> None:
+    assert slice_name_error(uid).startswith(error)
+    assert bool(slice_name_error(uid)) == bool(error)
 
 
 parts = st.text("abcpod01.:-", min_size=1, max_size=8)

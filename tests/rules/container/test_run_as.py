@@ -31,7 +31,5 @@ USERS = {
 def test_run_as_root_error(
     own: SecurityContext | None, shared: PodSecurityContext | None, user: str, expected: str | None
 ) -> None:
-    trouble = run_as_root_error(
-        pod(spec={"security_context": shared}), Container(name="web", security_context=own), user
-    )
-    assert trouble is None if expected is None else trouble is not None and expected in trouble
+    error = run_as_root_error(pod(spec={"security_context": shared}), Container(name="web", security_context=own), user)
+    assert error is None if expected is None else error is not None and expected in error

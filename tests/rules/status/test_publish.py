@@ -345,14 +345,14 @@ def test_there_is_no_patch_without_a_change() -> None:
 
 
 @given(pod_statuses(), pod_statuses())
-def test_applying_the_patch_gives_the_status(in_api: PodStatus, wanted: PodStatus) -> None:
+def test_applying_the_patch_gives_the_status(in_api: PodStatus, desired: PodStatus) -> None:
     before = pod(A, status=in_api)
-    patch = status_patch(before, wanted)
+    patch = status_patch(before, desired)
     after = before.status
     if patch is not None:
         patched = apply(msgspec.json.decode(msgspec.json.encode(before)), patch, "v1/Pod")
         after = msgspec.convert(patched, Pod).status
-    assert equal_by_kubelet(normalised(before.spec, after), normalised(before.spec, wanted))
+    assert equal_by_kubelet(normalised(before.spec, after), normalised(before.spec, desired))
 
 
 def test_resource_claims_of_the_api_are_kept() -> None:

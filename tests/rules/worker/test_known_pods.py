@@ -218,14 +218,14 @@ def test_the_static_order_skips_pods_that_should_not_run() -> None:
     order = StaticOrder()
     for uid in (OLD, NEW, NEWER):
         order.join("web", uid)
-    wanted = {NEW, NEWER}.__contains__
-    assert order.next("web", wanted) == NEW
-    assert not order.start("web", NEWER, wanted)
-    assert order.start("web", NEW, wanted)
+    desired = {NEW, NEWER}.__contains__
+    assert order.next("web", desired) == NEW
+    assert not order.start("web", NEWER, desired)
+    assert order.start("web", NEW, desired)
     assert order.started("web") == NEW
     order.leave("web", OLD)
     assert order.started("web") == NEW
     order.leave("web", NEW)
-    assert order.start("web", NEWER, wanted)
+    assert order.start("web", NEWER, desired)
     order.leave("web", NEWER)
-    assert order.next("web", wanted) is None
+    assert order.next("web", desired) is None
