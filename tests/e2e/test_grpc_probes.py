@@ -66,7 +66,7 @@ def test_grpc_readiness_follows_the_health_service(request: pytest.FixtureReques
         with agent_with_pods(tmp_path, runtime, containers, hostNetwork=True) as agent:
             until(
                 lambda: b"NOT_SERVING" in agent.call("describe", "app").stdout,
-                "the events say why the pod is not ready",
+                "an event has the reason why the pod is not ready",
             )
             assert health.requests[0] == b"\x0a\x04shop"
             assert not agent.container("app")["ready"]

@@ -78,9 +78,9 @@ def test_an_empty_dir_in_memory_has_its_size_limit(run_on_node: ScenarioRunner, 
 @needs_other_users
 def test_fs_group_can_write_to_volumes(run_on_node: ScenarioRunner, tmp_path: Path) -> None:
     async def scenario(node: Node) -> None:
-        who = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000}
+        users = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000}
         script = "stat -c '%g %a' /v; touch /v/mine; stat -c '%u %g' /v/mine"
-        output = await run_job(node, job("app", script, {"emptyDir": {}}, securityContext=who))
+        output = await run_job(node, job("app", script, {"emptyDir": {}}, securityContext=users))
         assert output == "2000 2777\n1000 2000\n"
 
     run_on_node(scenario, tmp_path)

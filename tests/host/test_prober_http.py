@@ -188,12 +188,12 @@ def test_the_request_of_a_probe_is_that_of_the_kubelet() -> None:
                 *("/a%2Fb/../c", ("host", "pod.example"), ("x-a", "1"), ("X-A", "2"), ("accept", "")),
                 *(("user-agent", ""), ("Content-Length", "5"), ("Connection", "keep-alive")),
             )
-            for asks, purpose in (
+            for get, purpose in (
                 (plain, RequestPurpose.PROBE),
                 (plain, RequestPurpose.LIFECYCLE),
                 (special, RequestPurpose.PROBE),
             ):
-                request = http_request(asks, Container(name="c"), "127.0.0.1", "1.36", purpose)
+                request = http_request(get, Container(name="c"), "127.0.0.1", "1.36", purpose)
                 assert await prober.http(request, 5) == HttpAnswer(200, b"ok")
         await prober.close()
         return endpoint

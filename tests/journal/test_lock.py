@@ -59,7 +59,7 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
     if child == 0:
         childs.send(b".")  # up
         ours.close()
-        childs.recv(1)  # live until the parent has looked
+        childs.recv(1)  # run until the parent has checked the lock
         os._exit(0)
     try:
         ours.recv(1)

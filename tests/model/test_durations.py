@@ -9,7 +9,7 @@ from podkeeper.model.errors import BadInput
 
 SECOND = 1_000_000_000
 
-# What Go's time.ParseDuration and Duration.String say.
+# The results of Go's time.ParseDuration and Duration.String.
 DURATIONS = {
     "zero": ("0", 0, "0s"),
     "minus zero": ("-0", 0, "0s"),

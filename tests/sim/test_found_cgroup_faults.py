@@ -85,7 +85,7 @@ def test_a_removed_pod_is_cleaned_up_although_the_api_has_never_answered() -> No
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("seed", [38, 228, 332])  # the end of the first call is noticed late
+@pytest.mark.parametrize("seed", [38, 228, 332])  # the end of the first call is detected late
 def test_a_cgroup_that_was_just_created_is_not_created_again(seed: int) -> None:
     """Seed 88: the second call was slow, and the restart of a container waited for it (I8)."""
     world = World(seed)

@@ -35,7 +35,7 @@ def test_the_last_status_has_the_exit_status_of_a_removed_init_container(
 ) -> None:
     """Seed 364: the exit status was replaced by an assumed one (I7).
 
-    That was "Completed" for an init container (the regular container of the old sandbox made the pod look initialized),
+    That was "Completed" for an init container (the regular container of the old sandbox made the pod seem initialized),
     and 137 for a sidecar.
     """
 

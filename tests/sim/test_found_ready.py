@@ -73,7 +73,7 @@ def test_a_pod_stays_ready_if_the_disk_stored_only_its_start() -> None:
 
 
 def test_a_ready_container_beside_an_unready_one_stays_ready_if_the_disk_did_not_store_it() -> None:
-    """Seed 34: neither phase nor conditions had changed, so the note did not look older than what the API showed."""
+    """Seed 34: neither phase nor conditions had changed, so the checkpoint did not seem older than the API."""
 
     async def scenario(node: SimNode) -> None:
         node.world.crash_options = CrashOptions(keep_unsynced=False)

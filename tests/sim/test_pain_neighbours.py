@@ -54,7 +54,7 @@ def test_hanging_calls_of_one_pod_do_not_delay_the_node(plant: Plant) -> None:
 NAMED: dict[str, tuple[Plant, str]] = {
     "a start": (lambda node, uid: node.runtime.faults.hang("start_container", uid), "start_container"),
     "a sandbox": (lambda node, uid: node.runtime.faults.hang("run_sandbox", uid), "run_podsandbox"),
-    "a look": (lambda node, uid: node.runtime.faults.hang("pod_record", uid, times=None), "podsandbox_status"),
+    "an inspection": (lambda node, uid: node.runtime.faults.hang("pod_record", uid, times=None), "podsandbox_status"),
 }
 
 

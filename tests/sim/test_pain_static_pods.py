@@ -222,13 +222,13 @@ def test_the_status_of_a_running_static_pod_is_never_dropped(delay: float, grace
         node.api.set_watch_pace(delay_seconds=delay)
         dropped: list[float] = []
 
-        async def look() -> None:
+        async def poll() -> None:
             while True:
                 if node.agent.engine.statuses.get_pod_status(uid) is None:
                     dropped.append(node.world.now())
                 await asyncio.sleep(0.01)
 
-        looking = asyncio.create_task(look())
+        polling = asyncio.create_task(poll())
         old = node.uid(NAME)
         node.delete(NAME, grace)
         await node.until(lambda: node.in_api(NAME) is not None and node.uid(NAME) != old, within=60)
@@ -236,7 +236,7 @@ def test_the_status_of_a_running_static_pod_is_never_dropped(delay: float, grace
             node.runtime.end_container(uid, "app", 1)
             await asyncio.sleep(0.3)
         await asyncio.sleep(60)
-        looking.cancel()
+        polling.cancel()
         assert dropped == []
         assert node.is_ready(NAME)
 

@@ -184,7 +184,7 @@ def test_a_node_that_has_not_settled_is_reported(mistake: Callable[[SimNode], No
         await a_busy_node(node)
         rest.start_calm()
         await asyncio.sleep(CALM_SECONDS)
-        mistake(node)  # and before the agent notices it
+        mistake(node)  # and before the agent detects it
         rest.check()
 
     assert violated_by(run_with_checks(scenario)) == invariant

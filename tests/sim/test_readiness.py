@@ -23,7 +23,7 @@ def readiness(world: World) -> Readiness:
     return Readiness(world, ProbeTracker(world, TrackedPods(world)))
 
 
-def says(node: SimNode, name: str, *, ready: bool, containers: tuple[str, ...] = ()) -> None:
+def publish(node: SimNode, name: str, *, ready: bool, containers: tuple[str, ...] = ()) -> None:
     """Let the agent publish a readiness without a reason, also of some containers."""
 
     async def patch() -> None:
@@ -43,7 +43,7 @@ def test_a_change_of_readiness_without_a_reason_is_reported(ready: bool) -> None
         node.put(pod("web", container(readiness=probe(failures=1)), behaviours={"app": Behaviour(exec=steps)}))
         await asyncio.sleep(60)
         assert node.is_ready("web") is not ready
-        says(node, "web", ready=ready)
+        publish(node, "web", ready=ready)
         await asyncio.sleep(1)
 
     assert violated_by(run_with_checks(scenario, readiness)) == "I7"
@@ -170,7 +170,7 @@ def test_a_pod_is_not_ready_if_a_container_ended_long_ago(
         node.runtime.end_container(uid, "app", 1)
         await asyncio.sleep(seconds_ago)
         assert node.status("web", "late").ready
-        says(node, "web", ready=True, containers=containers)
+        publish(node, "web", ready=True, containers=containers)
         await asyncio.sleep(1)
 
     result = run_with_checks(scenario, readiness)

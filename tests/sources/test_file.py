@@ -173,8 +173,8 @@ def test_an_invalid_file_is_reported_and_keeps_its_pods(tmp_path: Path, text: by
             (tmp_path / "later.yaml").write_text(pod_text("later"))
             await until(lambda: "later" in receiver.names())
             assert {"web", "db"} <= set(receiver.names())
-            path.write_text(pod_text("web", "mended"))
-            await until(lambda: receiver.images().get("web") == "mended")
+            path.write_text(pod_text("web", "fixed"))
+            await until(lambda: receiver.images().get("web") == "fixed")
             assert source.problems() == ()
             assert "db" not in receiver.names()
 

@@ -141,8 +141,8 @@ def test_failures_are_reported_once_and_change_no_pods(spoil: Callable[[Server],
             assert reason in source.problems()[0].message
             assert [location for location, _ in receiver.reports] == [server.url]
             assert receiver.names() == ["web"]
-            server.status, server.body = 200, pod_text("web", "mended")
-            await until(lambda: receiver.images() == {"web": "mended"})
+            server.status, server.body = 200, pod_text("web", "fixed")
+            await until(lambda: receiver.images() == {"web": "fixed"})
             assert source.problems() == ()
 
     asyncio.run(scenario())

@@ -103,7 +103,7 @@ def test_a_failed_forward_reports_the_error_and_sends_nothing() -> None:
     async def work(way: PortForward) -> None:
         forwarded = await way.open(9)
         assert await everything(forwarded) == b""
-        await forwarded.send(b"is anybody there?")
+        await forwarded.send(b"hello")
         assert await forwarded.wait() == NotRun("connection refused")
         await forwarded.close()
 

@@ -611,7 +611,7 @@ def test_a_pod_unmounted_during_a_measurement_is_not_reported() -> None:
         pod = pod_with(volume)
         Path((await volumes.mount(pod))["small"], "file").write_bytes(b"x" * 5_000)
         measuring = asyncio.create_task(volumes.measure())
-        await asyncio.sleep(0)  # the files are being looked at
+        await asyncio.sleep(0)  # the files are being measured
         removing = asyncio.create_task(volumes.unmount(uid_of(pod)))
         await asyncio.sleep(0)
         await asyncio.gather(measuring, removing)

@@ -21,7 +21,7 @@ class DeadServer:
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
 
-    def ask(self) -> str:
+    def wait(self) -> str:
         os.read(self._reading, 1)
         return "at last"
 
@@ -62,7 +62,7 @@ def test_calls_with_the_same_key_run_one_after_another() -> None:
     async def scenario() -> None:
         with dead_server() as server:
             threads = Threads()
-            first = asyncio.create_task(threads.run("a", "wait", lambda: log.append(server.ask())))
+            first = asyncio.create_task(threads.run("a", "wait", lambda: log.append(server.wait())))
             await asyncio.sleep(0)
             second = asyncio.create_task(threads.run("a", "follow", lambda: log.append("second")))
             other = asyncio.create_task(threads.run("b", "pass", lambda: log.append("other")))
@@ -79,7 +79,7 @@ def test_a_call_that_times_out_is_named_and_continues() -> None:
         with dead_server() as server:
             threads = Threads(timeout_seconds=0.1)
             with pytest.raises(CallTimedOut, match=r"cannot inspect x: `inspect x` did not end in 0\.1 s"):
-                await threads.run("a", "inspect x", server.ask)
+                await threads.run("a", "inspect x", server.wait)
             with pytest.raises(CallTimedOut, match=r"cannot tidy up: `inspect x` did not end in 0\.1 s"):
                 await threads.run("a", "tidy up", lambda: None)
             waiting = asyncio.create_task(threads.run("a", "tidy up", lambda: "tidy"))
@@ -96,11 +96,11 @@ def test_hanging_calls_do_not_block_others() -> None:
     async def scenario() -> None:
         with dead_server() as server:
             threads = Threads()
-            asks = [asyncio.create_task(threads.run(f"hung {number}", "ask", server.ask)) for number in range(hung)]
+            calls = [asyncio.create_task(threads.run(f"hung {number}", "wait", server.wait)) for number in range(hung)]
             await asyncio.sleep(0)
             assert await threads.run("well", "be done", lambda: "done") == "done"
             server.answer(hung)
-            assert await asyncio.gather(*asks) == ["at last"] * hung
+            assert await asyncio.gather(*calls) == ["at last"] * hung
 
     run(scenario())
 
@@ -111,7 +111,7 @@ def test_a_cancelled_caller_only_stops_waiting() -> None:
     async def scenario() -> None:
         with dead_server() as server:
             threads = Threads()
-            call = asyncio.create_task(threads.run("a", "ask", lambda: log.append(server.ask())))
+            call = asyncio.create_task(threads.run("a", "wait", lambda: log.append(server.wait())))
             await asyncio.sleep(0.01)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -162,7 +162,7 @@ def test_a_caller_cancelled_before_its_turn_blocks_nothing() -> None:
         with dead_server() as server:
             threads = Threads()
             keys = [f"hung {number}" for number in range(MAX_CALLS)]
-            asks = [asyncio.create_task(threads.run(key, "ask", server.ask)) for key in keys]
+            calls = [asyncio.create_task(threads.run(key, "wait", server.wait)) for key in keys]
             await asyncio.sleep(0)
             cancelled = asyncio.create_task(threads.run("a", "wait for a slot", lambda: "never"))
             await asyncio.sleep(0)
@@ -170,7 +170,7 @@ def test_a_caller_cancelled_before_its_turn_blocks_nothing() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
             server.answer(MAX_CALLS)
-            await asyncio.gather(*asks)
+            await asyncio.gather(*calls)
             assert await threads.run("a", "be done", lambda: "done") == "done"
 
     run(scenario())
@@ -180,23 +180,24 @@ def test_a_slow_call_releases_its_slot_only_once() -> None:
     async def scenario() -> None:
         with dead_server() as slow, dead_server() as server:
             threads = Threads()
-            first = asyncio.create_task(threads.run("slow", "ask", slow.ask))
+            first = asyncio.create_task(threads.run("slow", "wait", slow.wait))
             await asyncio.sleep(SLOW_SECONDS + 0.1)
             slow.answer()
             await first
             begun: list[int] = []
 
-            def ask(number: int) -> None:
+            def wait_as(number: int) -> None:
                 begun.append(number)
-                server.ask()
+                server.wait()
 
             count = MAX_CALLS + 2
-            asks = [
-                asyncio.create_task(threads.run(f"{number}", "ask", partial(ask, number))) for number in range(count)
+            calls = [
+                asyncio.create_task(threads.run(f"{number}", "wait", partial(wait_as, number)))
+                for number in range(count)
             ]
             await asyncio.sleep(0.2)
             assert len(begun) == MAX_CALLS
             server.answer(count)
-            await asyncio.gather(*asks)
+            await asyncio.gather(*calls)
 
     run(scenario())

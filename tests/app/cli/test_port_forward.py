@@ -130,12 +130,12 @@ def it(tmp_path: Path) -> Iterator[Harness]:
         yield made
 
 
-def ask(port: int, question: bytes, host: str = "127.0.0.1") -> bytes:
+def exchange(port: int, request: bytes, host: str = "127.0.0.1") -> bytes:
     """Return the answer until the peer closes or resets the connection."""
     answer = b""
     with socket.create_connection((host, port), timeout=10) as connected:
         try:
-            connected.sendall(question)
+            connected.sendall(request)
             connected.shutdown(socket.SHUT_WR)
             while data := connected.recv(65536):
                 answer += data
@@ -154,25 +154,25 @@ def test_several_ports_are_forwarded_and_connections_are_printed(it: Harness) ->
     ):
         first, second = running.ports(2)
         assert second == local
-        assert ask(first, b"hello ") == b"hello that was all"
+        assert exchange(first, b"hello ") == b"hello that was all"
         while (line := running.line()).startswith("Forwarding from [::1]"):
             pass
         assert line == f"Handling connection for {first}"
-        assert ask(second, b"") == b"bye"
+        assert exchange(second, b"") == b"bye"
         assert running.line() == f"Handling connection for {second}"
         large = os.urandom(2_000_000)
-        assert ask(first, large) == large + b"that was all"
+        assert exchange(first, large) == large + b"that was all"
 
 
 def test_a_failed_connection_is_reported_and_the_next_one_works(it: Harness) -> None:
     closed = free_port()
     with listening(echo) as port, forwarding(it, "web", f":{closed}", f":{port}", "--address", "127.0.0.1") as running:
         broken, good = running.ports(2)
-        assert ask(broken, b"hello") == b""
+        assert exchange(broken, b"hello") == b""
         assert running.process.stderr is not None
         line = running.process.stderr.readline()
         assert line.startswith(f"an error occurred forwarding {broken} -> {closed}: cannot connect to port {closed}")
-        assert ask(good, b"hello ") == b"hello that was all"
+        assert exchange(good, b"hello ") == b"hello that was all"
 
 
 def test_a_client_may_disconnect_early(it: Harness) -> None:
@@ -181,7 +181,7 @@ def test_a_client_may_disconnect_early(it: Harness) -> None:
         with socket.create_connection(("127.0.0.1", local), timeout=10) as leaving:
             leaving.sendall(b"hello")
             assert leaving.recv(10) == b"hello"
-        assert ask(local, b"and ") == b"and that was all"
+        assert exchange(local, b"and ") == b"and that was all"
 
 
 def test_a_pod_that_is_not_running_is_an_error_before_ports_are_opened(it: Harness) -> None:

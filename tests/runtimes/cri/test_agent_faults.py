@@ -181,7 +181,7 @@ def test_an_exit_while_the_runtime_is_down_is_found_later(cri_node: CriNode, tmp
 def test_an_exit_that_the_runtime_lost_is_recovered_once(cri_node: CriNode, tmp_path: Path) -> None:
     """Simulate a kill of containerd while it handles the exit of containers."""
     if not isinstance(cri_node, Containerd):
-        pytest.skip("only containerd forgets in this way")
+        pytest.skip("only containerd loses exits in this way")
 
     async def scenario(agent: AgentHarness) -> None:
         waits = f"until test -e /markers/go; do sleep 0.1; done; echo > /markers/done; {JOB}"

@@ -51,7 +51,7 @@ HOSTS = {
         ("10.0.0.1",),
         "10.0.0.1\th.sub.ns.svc.example\th\n",
     ),
-    "also where the pod sees its full name": (
+    "with the full name of the pod": (
         pod(spec={"hostname": "h", "subdomain": "sub", "set_hostname_as_fqdn": True}),
         ("10.0.0.1",),
         "10.0.0.1\th.sub.ns.svc.example\th\n",
@@ -93,7 +93,7 @@ def test_old_logs_of_the_same_uid_are_removed(tmp_path: Path) -> None:
     directory = tmp_path / "logs" / "c"
     directory.mkdir(parents=True)
     for name in ("0.log", "0.log.20261115-100000", "0.log.20261115-090000.gz", "1.log", "10.log"):
-        (directory / name).write_text("said before")
+        (directory / name).write_text("old content")
     PodFiles(str(tmp_path)).create(config(pod()), str(tmp_path / "logs"))
     assert sorted(os.listdir(directory)) == ["1.log", "10.log"]
 

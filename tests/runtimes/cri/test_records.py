@@ -296,7 +296,7 @@ def test_the_path_of_the_termination_message_file(path: str, expected: str) -> N
 
 
 LOG_CASES = {
-    "failed, and its spec says so": ("FallbackToLogsOnError", 1, "Error", True),
+    "failed, and the spec selects the log": ("FallbackToLogsOnError", 1, "Error", True),
     "went well": ("FallbackToLogsOnError", 0, "Completed", False),
     "could not even run": ("FallbackToLogsOnError", 128, "ContainerCannotRun", False),
     "the spec selects only the file": ("File", 1, "Error", False),

@@ -50,8 +50,8 @@ def test_the_name_of_a_real_runtime(cri_node: CriNode) -> None:
 def test_the_termination_message_is_read_from_its_file(cri_node: CriNode) -> None:
     async def scenario(runtime: CriNodeRuntime, image: str) -> None:
         cri_pod = CriPod(runtime, image)
-        said = ("sh", "-c", f"echo log; echo last words > {MESSAGE_PATH}; exit 3")
-        record = await cri_pod.exited(await cri_pod.start(*said, termination_message_path=MESSAGE_PATH))
+        command = ("sh", "-c", f"echo log; echo last words > {MESSAGE_PATH}; exit 3")
+        record = await cri_pod.exited(await cri_pod.start(*command, termination_message_path=MESSAGE_PATH))
         assert (record.exit_code, record.reason, record.message) == (3, "Error", "last words\n")
 
     run(cri_node, scenario)
@@ -74,7 +74,7 @@ def test_an_oom_kill_is_forwarded(cri_node: CriNode) -> None:
         cri_pod = CriPod(runtime, image)
         limits = ResourceRequirements(limits={"memory": "20Mi"})
         eats = ("sh", "-c", "a=x; while :; do a=$a$a; done")
-        for number in range(5):  # on a busy machine containerd does not notice it once in twenty times
+        for number in range(5):  # on a busy machine containerd misses it once in twenty times
             record = await cri_pod.exited(await cri_pod.start(*eats, name=f"c{number}", resources=limits))
             await asyncio.sleep(0.2)  # the reason may come after the end
             record = await cri_pod.container(record.id)
@@ -144,11 +144,11 @@ async def _read_from(ip: str, port: int) -> bytes:
             except OSError:
                 await asyncio.sleep(0.05)
                 continue
-            said = await reader.readline()
+            line = await reader.readline()
             writer.close()
             await writer.wait_closed()
-            if said:
-                return said
+            if line:
+                return line
 
 
 def test_a_pod_with_host_network_has_no_address(cri_node: CriNode) -> None:
@@ -189,7 +189,7 @@ def test_a_restarted_agent_continues_with_a_pod(cri_node: CriNode) -> None:
 
 
 def test_usage_of_other_objects_is_ignored(containerd: Containerd) -> None:
-    # CRI-O labels whatever it makes as a pod's.
+    # CRI-O adds the labels of a pod to every object that it creates.
     async def scenario(runtime: CriNodeRuntime, image: str) -> None:
         transport = GrpcTransport(containerd.socket)
         linux = cri.LinuxPodSandboxConfig(cgroup_parent=f"{containerd.cgroup_root}/foreign")

@@ -369,7 +369,7 @@ def test_a_hanging_call_is_cancelled_in_the_runtime_at_its_deadline() -> None:
             fake.next("StopContainer", Hang())
             with pytest.raises(CallTimedOut):
                 await runtime.stop_container(container_id, 0)
-            await wait_until(lambda: fake.cancelled == ["StopContainer"], "the server sees the cancellation")
+            await wait_until(lambda: fake.cancelled == ["StopContainer"], "the server receives the cancellation")
 
     run(scenario())
 

@@ -345,13 +345,13 @@ def test_the_calls_of_one_fault_can_be_released() -> None:
         runtime.faults.hang("pod_record", "uid-other", times=None)
         ended: dict[str, float] = {}
 
-        async def look(name: str) -> None:
+        async def inspect(name: str) -> None:
             await runtime.pod_record(PodUID(f"uid-{name}"))
             ended[name] = clock.monotonic()
 
         async with asyncio.TaskGroup() as group:
             for name in ("hung", "slow", "other"):
-                group.create_task(look(name))
+                group.create_task(inspect(name))
             await asyncio.sleep(10)
             runtime.faults.release(hung)
             assert runtime.faults.hung_calls == 2  # until the loop comes round to it

@@ -162,11 +162,11 @@ def test_a_dead_fork_server_is_restarted_and_keepers_keep_running() -> None:
             before = RuntimeHarness(runtime)
             container = await before.start("sleep", "3600")
             fork_server = runtime._fork_server
-            for ask in (runtime.health, RuntimeHarness(runtime).sandbox):
+            for restart in (runtime.health, RuntimeHarness(runtime).sandbox):
                 old = fork_server.pid
                 os.kill(old, signal.SIGKILL)
-                await eventually(lambda: not fork_server.alive, "the death is noticed")
-                await ask()
+                await eventually(lambda: not fork_server.alive, "the end is detected")
+                await restart()
                 assert fork_server.pid not in (0, old)
             assert await runtime.exec_sync(container, ["true"], 5) == CommandExited(0)
             assert (await runtime.health()).runtime_ready
