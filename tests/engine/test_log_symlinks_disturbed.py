@@ -16,7 +16,7 @@ from tests.engine.test_log_symlinks import Links, Runtime
 @asynccontextmanager
 async def linking(calls: PortCalls) -> AsyncIterator[tuple[Links, Runtime]]:
     links, runtime = Links(old=False), Runtime("a")
-    watched = calls.watch("links", links, dict.fromkeys(("survey", "make", "remove"), (TryLater,)))
+    watched = calls.watch("links", links, dict.fromkeys(("list_links", "make", "remove"), (TryLater,)))
     gc = LogSymlinks(runtime=calls.watch("runtime", runtime), links=watched, log_root="/logs", period_seconds=10)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(gc.run())
