@@ -99,8 +99,8 @@ ADDRESSES: dict[str, tuple[str, type[TryLater], str]] = {
         StreamsLost,
         "cannot reach .*: Connection refused",
     ),
-    "it is no web address": ("/exec/a-secret-token", RuntimeRefused, "scheme ''"),
-    "it is of another kind": ("unix:///run/a-secret-token", RuntimeRefused, "scheme 'unix'"),
+    "a URL without a scheme": ("/exec/a-secret-token", RuntimeRefused, "scheme ''"),
+    "a URL of another scheme": ("unix:///run/a-secret-token", RuntimeRefused, "scheme 'unix'"),
     "its port is none": ("http://127.0.0.1:99999/a", RuntimeRefused, "invalid URL"),
 }
 

@@ -38,7 +38,7 @@ def problems(text: str | bytes) -> list[str]:
 
 TRAPS: dict[str, tuple[str, Any]] = {
     "a leading zero is octal": ("0644", 420),
-    "so is 0o": ("0o17", 15),
+    "0o is octal, too": ("0o17", 15),
     "hexadecimal": ("0x1F", 31),
     "negative hexadecimal": ("-0x1F", -31),
     "binary": ("0b11", 3),

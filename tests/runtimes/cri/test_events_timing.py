@@ -415,9 +415,9 @@ def test_calls_are_over_when_the_last_one_returns() -> None:
 # The end of a stream.
 
 ENDS: dict[str, tuple[Any, str]] = {
-    "it ends": (None, "cannot receive events: the runtime ended its event stream"),
-    "it breaks": (RuntimeUnavailable("reset"), "cannot receive events: reset"),
-    "it fails unexpectedly": (ZeroDivisionError("odd"), "cannot receive events"),
+    "the stream ends": (None, "cannot receive events: the runtime ended its event stream"),
+    "the stream breaks": (RuntimeUnavailable("reset"), "cannot receive events: reset"),
+    "the stream fails unexpectedly": (ZeroDivisionError("odd"), "cannot receive events"),
 }
 
 

@@ -239,9 +239,9 @@ def test_a_runtime_without_a_readable_configuration_has_no_settings(config: obje
 
 
 NETWORK = {
-    "it is ready": ({"status": True, "message": "fine"}, ""),
-    "it is not, for a reason": ({"reason": "NoCni"}, "NoCni"),
-    "it is not, for no reason": ({}, "not ready"),
+    "a ready network": ({"status": True, "message": "fine"}, ""),
+    "an unready network with a reason": ({"reason": "NoCni"}, "NoCni"),
+    "an unready network without a reason": ({}, "not ready"),
 }
 
 

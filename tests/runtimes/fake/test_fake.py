@@ -58,18 +58,18 @@ def seconds(record: ContainerRecord) -> float:
 LIVES: dict[str, tuple[Behaviour, int, tuple[RecordState, int, str, float | None]]] = {
     "no script: it runs forever":
         (Behaviour(), 0, (RecordState.RUNNING, 0, "", None)),
-    "it ends well after a while":
+    "a container succeeds after some seconds":
         (Behaviour(after_seconds=5), 0, (RecordState.EXITED, 0, "Completed", 5.0)),
-    "it fails after a while":
+    "a container fails after some seconds":
         (Behaviour(after_seconds=5, exit_code=1), 0, (RecordState.EXITED, 1, "Error", 5.0)),
-    "it is killed for its memory":
+    "a container is OOM-killed":
         (Behaviour(after_seconds=5, exit_code=137, reason="OOMKilled"), 0,
          (RecordState.EXITED, 137, "OOMKilled", 5.0)),
-    "it ends at once":
+    "a container exits at once":
         (Behaviour(after_seconds=0), 0, (RecordState.EXITED, 0, "Completed", 0.0)),
-    "it crashes twice: the second attempt does":
+    "the second of two failing attempts fails":
         (Behaviour(after_seconds=1, exit_code=2, crashes=2), 1, (RecordState.EXITED, 2, "Error", 1.0)),
-    "it crashes twice: the third attempt lives":
+    "the attempt after two failing attempts runs":
         (Behaviour(after_seconds=1, exit_code=2, crashes=2), 2, (RecordState.RUNNING, 0, "", None)),
 }  # fmt: skip
 

@@ -120,8 +120,6 @@ class RuntimeHarness(RuntimePod):
                 await asyncio.sleep(0.01)
 
 
-Scene = RuntimeHarness  # the former name, until test_cancel_stop.py uses the new one
-
 Act = Callable[[ProcessRuntime], Awaitable[None]]
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from podkeeper.model.runtime import RecordState
 from podkeeper.runtimes.process.runtime import ProcessRuntime
-from tests.runtimes.process.harness import Scene, in_runtime
+from tests.runtimes.process.harness import RuntimeHarness, in_runtime
 
 IGNORES_TERM = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 
 
 def test_a_cancelled_stop_does_not_kill_and_a_later_stop_does(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, logs=str(tmp_path))
+        scene = RuntimeHarness(runtime, logs=str(tmp_path))
         container = await scene.start("sh", "-c", IGNORES_TERM)
         await scene.wait_for_log(b"ready")
         async with asyncio.TaskGroup() as group:
@@ -34,7 +34,7 @@ TWICE = "n=0; trap 'n=$((n+1)); echo term$n; [ $n = 2 ] && exit 7' TERM; echo re
 
 def test_a_stop_after_a_cancelled_stop_sends_the_signal_again(tmp_path: Path) -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime, logs=str(tmp_path))
+        scene = RuntimeHarness(runtime, logs=str(tmp_path))
         container = await scene.start("sh", "-c", TWICE)
         await scene.wait_for_log(b"ready")
         async with asyncio.TaskGroup() as group:
@@ -55,7 +55,7 @@ def test_a_stop_after_a_cancelled_stop_sends_the_signal_again(tmp_path: Path) ->
 
 def test_cancelling_without_a_pending_stop_has_no_effect() -> None:
     async def act(runtime: ProcessRuntime) -> None:
-        scene = Scene(runtime)
+        scene = RuntimeHarness(runtime)
         container = await scene.start("sleep", "60")
         await runtime.cancel_stops()
         assert (await scene.container(container)).state is RecordState.RUNNING

@@ -156,11 +156,11 @@ def test_a_new_keeper_is_connected_after_its_ready_message(tmp_path: Path) -> No
 
 
 FAILURES = {
-    "it reports an error": (
+    "the keeper reports an error": (
         b'{"event":"failed","error":"no room"}\n',
         "cannot start a keeper for pod default/web: no room",
     ),
-    "it dies": (b"", "cannot start a keeper for pod default/web: the keeper died before it was ready"),
+    "the keeper is killed": (b"", "cannot start a keeper for pod default/web: the keeper died before it was ready"),
 }
 
 

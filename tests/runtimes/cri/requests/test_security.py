@@ -338,7 +338,7 @@ def test_masked_paths_of_the_machine() -> None:
 # ---- namespaces ----
 
 NAMESPACES = {
-    "of its own": ({}, (cri.POD, cri.POD, cri.CONTAINER)),
+    "the default namespaces": ({}, (cri.POD, cri.POD, cri.CONTAINER)),
     "the node's network": ({"host_network": True}, (cri.NODE, cri.POD, cri.CONTAINER)),
     "the node's IPC": ({"host_ipc": True}, (cri.POD, cri.NODE, cri.CONTAINER)),
     "the node's processes": ({"host_pid": True}, (cri.POD, cri.POD, cri.NODE)),
