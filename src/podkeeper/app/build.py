@@ -105,7 +105,8 @@ class Ports:
     journal: Journal | None = None
     subscribe_overuse: Callable[[OveruseSubscriber], None] | None = None  # None: local storage is not watched
     node_pull_configs: Callable[[], Awaitable[Sequence[str]]] | None = None  # the node's own docker configurations
-    pull_journal: Journal | None = None  # which pod pulled which image; None: all pods may use all present images
+    # Records of image pulls and their credentials; None: all pods may use all present images.
+    pull_journal: Journal | None = None
     kept_images: tuple[str, ...] = ()  # names of images that are never removed
     log_files: LogFiles | None = None  # None: the agent does not rotate logs
 
@@ -124,7 +125,8 @@ class Settings:
     runtime_limits: CallLimits = DEFAULT_CALL_LIMITS
     verification: Verification = DEFAULT_VERIFICATION  # used only with a `pull_journal`
     image_gc: GcPolicy | None = None  # None: images are never removed
-    container_gc_seconds: float | None = None  # None: dead containers are removed only when their successors exit
+    # None: no periodic collection; dead containers are removed when a later attempt exits.
+    container_gc_seconds: float | None = None
     relisting: PlegTiming = DEFAULT_PLEG_TIMING
     enforcement: Enforcement | None = None  # what the runtime can enforce; None: admission does not check it
 
@@ -346,7 +348,7 @@ class Engine:
         return PullSecrets(objects=self.ports.objects or self.ports.api, record=self.events.record)
 
     def _eviction_rules(self) -> Sequence[EvictionRule]:
-        """Return the reasons to end a pod that each sync checks, beside the active deadline. There are none yet."""
+        """Return the eviction rules that each sync checks, in addition to the active deadline. There are none yet."""
         return ()
 
     # Decisions about all pods: admission, handlers, housekeeping, the loop.

@@ -7,8 +7,9 @@
 The runtime's driver has priority. `cgroupDriver` is used only if the runtime does not report one.
 
 With `cgroupRoot`, pods use the kubelet's cgroup names, so that podkeeper can adopt a node from the kubelet. Otherwise
-they use a name of this agent, because two agents with the same name would remove each other's pods. Kubelet
-counterparts: `getCgroupDriverFromCRI` in cmd/kubelet/app/server.go and pkg/kubelet/cm/container_manager_linux.go.
+they use a name that is unique to this agent, because two agents with the same name would remove each other's pods.
+Kubelet counterparts: `getCgroupDriverFromCRI` in cmd/kubelet/app/server.go and
+pkg/kubelet/cm/container_manager_linux.go.
 """
 
 import asyncio
@@ -104,7 +105,10 @@ def no_systemd(error: str) -> str:
 
 
 def _refuse_missing_root(config: KubeletConfiguration, cgroups: HostCgroups | NoCgroups) -> None:
-    """Reject a `cgroupRoot` that cannot be used, because its limits would silently not apply. Raises BadInput."""
+    """Reject a `cgroupRoot` that cannot be used.
+
+    Otherwise limits would be missing without an error. Raises BadInput.
+    """
     if config.cgroup_root and isinstance(cgroups, NoCgroups):
         raise BadInput(
             Problem(

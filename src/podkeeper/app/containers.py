@@ -107,7 +107,8 @@ async def open_cri_runtime(
         node_pull_configs=NodeDockerConfig(default_paths(root), clock).configs,
         pull_journal=journal,
         log_files=HostLogFiles(options.log_root),
-        kept_images=tuple(filter(None, [info.sandbox_image])),  # because old runtimes do not pin it
+        # Image GC must keep it, because old runtimes do not pin it.
+        kept_images=tuple(filter(None, [info.sandbox_image])),
     )
     return RuntimeParts(
         ports=ports,
@@ -188,7 +189,7 @@ def _log_linker(links: HostLogLinks, log_root: str) -> Started:
 
 
 def _sandbox_rebuilder(options: Standalone, parent: Callable[[Pod], str]) -> Callable[[Pod, int], SandboxConfig]:
-    """Return a function that computes a sandbox's config again, because runtimes do not store all of it."""
+    """Return a function that computes the config of an existing sandbox, because runtimes do not store all of it."""
 
     def rebuild(pod: Pod, attempt: int) -> SandboxConfig:
         return SandboxConfig(

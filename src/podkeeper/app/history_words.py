@@ -1,7 +1,7 @@
-"""Turn history events into words.
+"""Format history events as text.
 
-Input: an `Explanation` of the engine. Output: the same with a timeline in words, which the agent sends to
-`podkeeper explain`. This module does not import rich, because the agent imports it, too.
+Input: an `Explanation` of the engine. Output: the same with a formatted timeline, which the agent sends to `podkeeper
+explain`. This module must not import rich, because the agent imports it.
 """
 
 from dataclasses import dataclass

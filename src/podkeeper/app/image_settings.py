@@ -33,7 +33,7 @@ _UNLIMITED: Final = 1_000_000
 def limits_of(config: KubeletConfiguration, usual: CallLimits = DEFAULT_CALL_LIMITS) -> CallLimits:
     """Return the limit of parallel image pulls.
 
-    Without settings, several pulls run in parallel. The kubelet pulls one image at a time then. A configured limit is
+    Without settings, several pulls run in parallel. The kubelet's default is one pull at a time. A configured limit is
     strict: a slow pull keeps its slot until it ends.
     """
     serial, parallel = config.serialize_image_pulls, config.max_parallel_image_pulls

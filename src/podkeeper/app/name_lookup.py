@@ -1,6 +1,6 @@
 """DNS settings of pods, from the node's resolver file and the cluster's settings.
 
-    NameLookup(cluster, path of the resolver file, the node's addresses)  ->  called with a pod: a `Lookup`
+    NameLookup(cluster, path of the resolver file, the node's addresses)  ->  called with a pod: its `PodDns`
 
 The resolver file is read for each sandbox, because it changes when the machine moves to another network. "" means no
 file: as in the kubelet, pods then use only the cluster's DNS. If the file cannot be read, the sandbox waits.

@@ -14,7 +14,7 @@ from podkeeper.sources.stored_manifests import StoredManifests
 from podkeeper.sources.stored_objects import StoredObjects
 from podkeeper.sources.stored_pods import StoredPodsSource
 
-_MANIFEST_PREFIX = "manifest/"  # then the source's name and a slash
+_MANIFEST_PREFIX = "manifest/"  # followed by the source's name and a slash
 
 
 def api_source(*, api: Watcher, node_name: str, clock: Clock, journal: Journal | None) -> Source:
@@ -33,7 +33,7 @@ def stored_manifests(journal: Journal, source: str, node_name: str, *, keep_secr
 
 
 async def drop_unused_manifests(journal: Journal, sources: Collection[str]) -> None:
-    """Drop the stored manifests of all sources but these. Their Secrets are removed from the disk, too.
+    """Drop the stored manifests of all sources but these. Their Secrets are also removed from the disk.
 
     A source drops its own manifests, but only while it is configured.
     """
@@ -43,7 +43,7 @@ async def drop_unused_manifests(journal: Journal, sources: Collection[str]) -> N
         checkpoints.drop(key)
     if unused:
         checkpoints.purge()
-        await checkpoints.settle()  # if the disk refuses, the next sync of the journal removes them
+        await checkpoints.settle()  # after a disk error, the next sync of the journal removes them
 
 
 def stored_objects(
@@ -51,6 +51,6 @@ def stored_objects(
 ) -> StoredObjects:
     """Return the API's config maps and secrets, stored so that pods can start without the API.
 
-    Give it to the volumes and to the agent (`Ports.objects`, `Ports.keep_objects`), and let its `run` run.
+    Pass it to the volumes and to the agent (`Ports.objects`, `Ports.keep_objects`), and start its `run` as a task.
     """
     return StoredObjects(api, ObjectFiles(root / "objects"), clock, keep_secrets=keep_secrets, tokens=tokens)

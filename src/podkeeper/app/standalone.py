@@ -58,7 +58,7 @@ from podkeeper.sources.manifest_errors import ReportProblems
 
 DEFAULT_MAX_PODS = 110
 DEFAULT_POD_PIDS = 1024
-"""Default limit of processes per pod. The kubelet has none, but a fork bomb would then stop the whole machine."""
+"""Default limit of processes per pod, against fork bombs. The kubelet has no default limit."""
 REFERENCE_LOG_ROOT = Path("/var/log/pods")
 LOG_LINK_ROOT = Path("/var/log/containers")
 """The kubelet's log directories, where log collectors search."""
@@ -171,7 +171,7 @@ OpenRuntime = Callable[[Standalone, Clock, LocalObjects, AsyncExitStack], Awaita
 
 
 async def _fake(options: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:
-    """Simulate pods in this process. Their annotations script them. They end with the agent."""
+    """Simulate pods in this process. Annotations script their containers. They end with the agent."""
     from podkeeper.runtimes.fake import FakeRuntime
     from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 

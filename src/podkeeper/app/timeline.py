@@ -1,6 +1,6 @@
 """Format the timeline of a pod: one line per step, with the time between steps.
 
-`app.history_words` turns the events into words. Syncs are omitted, simultaneous entries share a line, and repeated
+`app.history_words` formats the events. Syncs are omitted, simultaneous entries share a line, and repeated
 entries are counted. If several pods had the same name in succession, they are numbered.
 """
 

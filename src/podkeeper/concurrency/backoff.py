@@ -5,7 +5,7 @@ Each delay is twice as long as the one before, up to a limit.
 
 from dataclasses import dataclass
 
-_MOST_DOUBLINGS = 64  # any limit is reached by then, and 2.0**1024 overflows
+_MOST_DOUBLINGS = 64  # every realistic limit is reached by then; more doublings would overflow a float
 
 
 @dataclass(frozen=True, slots=True)

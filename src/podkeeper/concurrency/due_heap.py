@@ -2,8 +2,8 @@
 
 Keys with equal times are ordered by key. Each key has one time, which can be changed.
 
-A changed or discarded entry stays in the heap until it reaches the top, or until such leftovers are the greater part of
-it. So every operation costs O(log n) amortised, however often a key is postponed.
+A changed or discarded entry stays in the heap until it reaches the top, or until more than half of the heap are such
+entries. So every operation costs O(log n) amortised, however often a key is postponed.
 """
 
 import heapq

@@ -23,7 +23,10 @@ class LogOnce(Generic[K]):
         self._logger.log(self._level if is_new else logging.DEBUG, message, *arguments)
 
     def first(self, subject: K, message: str, *arguments: object) -> None:
-        """Log a problem of a subject, unless it has one, whatever its text. For texts that differ each time."""
+        """Log a problem of a subject, unless the subject already has a problem.
+
+        Use it for texts that differ each time.
+        """
         is_new = subject not in self._logged
         self._logged.setdefault(subject, message)
         self._logger.log(self._level if is_new else logging.DEBUG, message, *arguments)

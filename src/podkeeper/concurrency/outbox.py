@@ -1,13 +1,13 @@
 """Send queue: decide which key is sent next.
 
-There are few slots, and one send at a time per target.
+The number of slots is limited. Each target has at most one send at a time.
 
     offer -> queued -> start -> in flight -> done -> removed
                ^   (target busy: parked)      |
                `---- retry <---- held <-------' failed
 
-A key carries no data. The sender reads the current data when the key is started. So offering a key twice before it
-is started has the effect of offering it once. Guarantees:
+A key carries no data. The sender reads the current data when the key is started. So a key that is offered twice before
+its start is sent once. Guarantees:
 
 * A target has at most one send in flight. A key that is offered meanwhile is sent afterwards.
 * A failed key waits for its own retry, with a delay that doubles, and blocks no other key.
@@ -28,7 +28,7 @@ from podkeeper.concurrency.backoff import GrowingDelay
 K = TypeVar("K", bound=Hashable)
 
 _NOT_URGENT_EVERY = 4
-"""Every fourth started key is one that is not urgent."""
+"""Every fourth started key is not urgent, so that urgent keys cannot starve the others."""
 
 _DELAY = GrowingDelay(first_seconds=1.0, longest_seconds=30.0)
 
@@ -47,7 +47,7 @@ class Outbox(Generic[K]):
         self._free = slots
         self._delay = delay
         self._targets: dict[K, Hashable] = {}  # of every known key
-        # Not plain dicts, because finding their first key is slow after many removals at the front.
+        # OrderedDicts, because in a plain dict the search for the first key is slow after many removals at the front.
         self._urgent: OrderedDict[K, None] = OrderedDict()
         self._others: OrderedDict[K, None] = OrderedDict()
         self._started = 0

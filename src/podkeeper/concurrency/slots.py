@@ -1,7 +1,7 @@
 """A bounded number of slots for concurrent work, with leases and fair order.
 
     take (or acquire) -> work -> give back
-                           `- lease over: the slot is free again, the work goes on without one
+                           `- lease over: the slot is free again, the work continues without one
 
 A hung call therefore blocks a slot only for the duration of its lease. A timer runs only while all slots are taken and
 more work waits. Waiting callers of `acquire` are served by rank, then in the order in which they came. `Tickets` gives
@@ -20,7 +20,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Slots(Generic[K]):
-    """Slots, by holder. `on_free` runs when a slot became free that no `acquire` waits for."""
+    """Slots, by holder. `on_free` runs when a slot becomes free and no `acquire` waits for it."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Slots(Generic[K]):
         try:
             await granted
         except asyncio.CancelledError:
-            if not granted.cancelled():  # the slot was granted together with the cancellation
+            if not granted.cancelled():  # the slot was granted before the cancellation was delivered, so give it back
                 self.give_back(holder)
             raise
 
@@ -129,7 +129,8 @@ class Tickets(Generic[K]):
         self._expiry_seconds = expiry_seconds
         self._monotonic = monotonic
         self._numbers = count()
-        self._tickets: OrderedDict[K, tuple[int, float]] = OrderedDict()  # owner -> ticket, last use; by last use
+        # Owner -> (ticket, last use), least recently used first.
+        self._tickets: OrderedDict[K, tuple[int, float]] = OrderedDict()
 
     def draw(self, owner: K) -> int:
         """Return the owner's ticket, or a new one if it has none or it has expired."""

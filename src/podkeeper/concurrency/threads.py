@@ -1,8 +1,7 @@
-"""Blocking work in threads that nothing waits for at the end of the process.
+"""Blocking work in threads that do not delay the exit of the process.
 
-For calls that may hang. They do not use the event loop's executor, because its few threads are shared, and one hung
-call would block the others. They use no executor at all, because the interpreter waits for an executor's threads when
-it exits.
+Use it for calls that may hang. The event loop's executor is unsuitable, because its few threads are shared, and a hung
+call would block others. No executor is suitable, because the interpreter waits for executor threads when it exits.
 """
 
 import asyncio

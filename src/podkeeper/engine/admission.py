@@ -3,10 +3,10 @@
 In: pods as they are admitted, changed and removed (`add`, `update`, `forget`). Out: `admit`, the decision.
 `rules.admission.admit` decides. This module only keeps the sums, so an admission does not iterate over all pods.
 
-This module is not notified when a pod finishes, so the sums may include finished pods. A pod that fits beside them
-fits anyway. Before a pod is rejected, finished pods are removed from the sums, and the decision is computed again. So
-only a rejection costs time proportional to the number of pods.
-Kubelet counterpart: `canAdmitPod` and `filterOutInactivePods` in pkg/kubelet.
+This module is not notified when a pod finishes, so the sums may include finished pods. A pod that fits although they
+are counted is admitted. Before `admit` rejects a pod, it removes finished pods from the sums and decides again. So only
+a rejection takes time proportional to the number of pods. Kubelet counterpart: `canAdmitPod` and
+`filterOutInactivePods` in pkg/kubelet.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Admission:
         status: StatusManager,
         enforcement: Enforcement | None = None,
     ) -> None:
-        """`enforcement` describes what the runtime can enforce. With None, that is not checked."""
+        """`enforcement` describes what the runtime can enforce. None: this check is skipped."""
         self._node = node
         self._enforcement = enforcement
         self._workers = workers
@@ -50,7 +50,10 @@ class Admission:
         return len(self._admitted)
 
     def admit(self, pod: Pod) -> Rejection | Preempt | None:
-        """Decide about a pod as if it were not counted. The caller must `add` the pod if it is admitted."""
+        """Decide whether to admit a pod.
+
+        Its own earlier version is not counted. The caller must `add` the pod if it is admitted.
+        """
         own = self._admitted.get(uid_of(pod))
         if own is not None:
             self._usage.remove(own.share)

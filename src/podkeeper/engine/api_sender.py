@@ -2,7 +2,7 @@
 
 A call that is slow or fails does not delay the others. Input: `offer` with a key that has something to send, and its
 target. Output: calls of `send(key)`, each in its own task. `concurrency.outbox` decides the order and the backoff of a
-failed key. This module has the tasks and timers. A call that takes longer than its lease continues without its slot
+failed key. This module owns the tasks and timers. A call that takes longer than its lease continues without its slot
 and is logged. The status manager and the event recorder each have a sender.
 
 The kubelet counterparts send one after the other (`syncBatch` in pkg/kubelet/status, `recordToSink` in client-go's
@@ -25,7 +25,7 @@ K = TypeVar("K", bound=Hashable)
 CONCURRENCY = 16
 LEASE_SECONDS = 5.0
 WARNINGS_IN_A_ROW = 16
-"""After more failures without a success, the API is unavailable, and a warning for each key would fill the log."""
+"""After this many failures in a row, log at debug level. The API is unavailable, and warnings would fill the log."""
 
 
 class ApiSender(Generic[K]):
@@ -58,7 +58,7 @@ class ApiSender(Generic[K]):
                 await self._step(group, send)
 
     async def drain(self, keys: Iterable[K], send: Callable[[K], Awaitable[None]]) -> None:
-        """Return after one call for each of these keys. Works beside `run` and without it."""
+        """Return after one call for each of these keys. Works with or without a concurrent `run`."""
         async with asyncio.TaskGroup() as group:
             for key in keys:
                 while self._outbox.is_pending(key):
@@ -94,7 +94,7 @@ class ApiSender(Generic[K]):
             self._wake.set()
 
     def _end_lease(self, key: K) -> None:
-        log.warning("sending %s %s takes longer than %g s, others continue", self._what, key, self._lease_seconds)
+        log.warning("sending %s %s takes longer than %g s, releasing its slot", self._what, key, self._lease_seconds)
         self._outbox.release_slot(key)
         self._wake.set()
 

@@ -41,7 +41,10 @@ class DurableBackoff:
     def begin_restart(
         self, pod: Pod, container: Container | EphemeralContainer, record: PodRecord, curve: Curve
     ) -> BackoffWait | None:
-        """Request to start a container. None: it may start after `settle`, and its next restart waits longer."""
+        """Return how long a container must wait.
+
+        None: it may start after `settle`, and its next restart waits longer.
+        """
         now = steady(self._clock.monotonic())
         wall_ahead = self._clock.now() - now
         held = self._table.begin_restart(pod, container, record, now, curve, wall_ahead)
@@ -49,7 +52,7 @@ class DurableBackoff:
         return None if held is None else replace(held, until=held.until + wall_ahead)
 
     def hold_pull(self, pod: Pod, image: str, curve: Curve) -> BackoffWait | None:
-        """Request to pull an image. None: the pull may start."""
+        """Return how long a pull must wait. None: it may start."""
         now = steady(self._clock.monotonic())
         held = self._table.hold_pull(pod, image, now, curve)
         return None if held is None else replace(held, until=self._clock.now() + (held.until - now))

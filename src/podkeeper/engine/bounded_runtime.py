@@ -1,4 +1,4 @@
-"""Bound the runtime: deadlines, completed changes, limited concurrency.
+"""Bound the runtime: deadlines, limited concurrency, uninterrupted changes.
 
 In: any runtime. Out: the same port with the same results and errors. `BoundedRuntime` adds:
 
@@ -6,9 +6,9 @@ In: any runtime. Out: the same port with the same results and errors. `BoundedRu
   cancelled sync never overlaps the next one. A caller cancelled while it waits for a slot makes no call and ends at
   once.
 * A call that meets its deadline raises `CallTimedOut`, because it may have taken effect. Its task keeps running.
-* Starts, stops and pulls have separate slots. A free slot goes to the pod that came first, for all calls of that pod in
-  a row. A burst of pods therefore starts one pod after the other, instead of all pods finishing late. A call that
-  outlives its lease releases its slot, so hung calls do not block other pods.
+* Starts, stops and pulls have separate slots. A free slot goes to the pod that queued first, and that pod keeps its
+  place for its following calls. So a burst of pods starts one pod after the other. Otherwise all pods would finish
+  late. A call that outlives its lease releases its slot, so hung calls do not block other pods.
 * Slow calls are logged and listed by `slow_calls`.
 
 Reads need no slot, have deadlines too, and end at once if their caller is cancelled.
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_MAX_NAMES = 32_768  # above this number of ids, the oldest lose their pod name and are shown as they are
+_MAX_NAMES = 32_768  # above this number, the oldest entries are dropped, and logs show the plain id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,8 @@ class CallLimits:
     pull_slots: int = 4
     lease_seconds: float = 10.0  # after this time a call releases its slot and counts as slow
     stop_lease_seconds: float = 0.1  # waiting for a container to exit costs nothing, so only the signals are spread
-    pull_lease_seconds: float = 60.0  # one slow registry does not block the others; maxParallelImagePulls raises it
+    # So one slow registry does not block the others. Longer if maxParallelImagePulls is set.
+    pull_lease_seconds: float = 60.0
     pull_slow_seconds: float = 60.0
     call_seconds: float = 120.0  # the deadline; stops add their grace period, commands their timeout
     pull_seconds: float = 1800.0
@@ -120,7 +121,7 @@ class _ChangeInFlight(_CallInFlight):
     """A mutating call. It is completed even if its caller is cancelled."""
 
     policy: _ChangePolicy
-    holder: object  # of its slot
+    holder: object  # the key that holds its slot
     ticket: int
     over: asyncio.Future[None]  # set when the call has ended or met its deadline; `error` and `result` are then final
     error: Exception | None
@@ -152,7 +153,7 @@ class _PodNames:
         return name
 
     def update(self, record: PodRecord) -> None:
-        """Store the ids of a pod that the runtime reports. Forget a pod of which nothing is left."""
+        """Store the ids of a pod that the runtime reports. Forget a pod without sandboxes and containers."""
         if not (record.sandboxes or record.containers):
             self.remove(record.uid)
         elif record.name:
@@ -341,7 +342,7 @@ class BoundedRuntime:
         lane, holder = policy.lane, object()
         ticket = lane.tickets.draw(subject)
         await lane.slots.acquire(holder, ticket, policy.lease_seconds)
-        lane.tickets.renew(subject, ticket)  # a pod that waited was not idle
+        lane.tickets.renew(subject, ticket)  # the ticket must not expire while the pod waits for a slot
         if self._group is None:
             lane.slots.give_back(holder)
             raise RuntimeUnavailable(f"cannot begin {operation} for {subject}: the agent is stopping")

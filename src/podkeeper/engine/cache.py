@@ -54,7 +54,7 @@ class PodCache:
     def __init__(self) -> None:
         self._inspect: Callable[[PodUID, float], object] = _no_inspection
         self._entries: dict[PodUID, _CachedPod] = {}
-        self._gone: set[PodUID] = set()  # pods whose entry only records since when the runtime does not have them
+        self._gone: set[PodUID] = set()  # pods that the runtime no longer has; their entries store only since when
         self._all_seen_at = _NEVER
         self._held: set[PodUID] = set()  # pods that the last listing did not confirm
         self._waiters: dict[PodUID, dict[_Waiter, None]] = {}
@@ -65,7 +65,10 @@ class PodCache:
         self._subscribers.append(subscriber)
 
     def connect(self, inspect: Callable[[PodUID, float], object]) -> None:
-        """Set what inspects pods. `inspect(uid, since)` starts an inspection unless one began after `since`."""
+        """Set the function that inspects pods.
+
+        `inspect(uid, since)` starts an inspection unless one began after `since`.
+        """
         self._inspect = inspect
 
     def request(self, uid: PodUID) -> None:

@@ -1,8 +1,8 @@
 """Remove the dead containers of one pod in the background.
 
-Input: requests of the handlers, after an exit or for a finished pod. Which containers are garbage is decided in
-`rules.container_gc`. Whether all of a pod's containers may be removed is decided here. `container_gc` removes what
-this module missed. Kubelet counterpart: pkg/kubelet/pod_container_deletor.go.
+Input: requests of the handlers, after an exit or for a finished pod. `rules.container_gc` decides which containers are
+garbage. This module decides whether all containers of a pod may be removed. `engine.container_gc` removes containers
+that this module missed. Kubelet counterpart: pkg/kubelet/pod_container_deletor.go.
 """
 
 from podkeeper.engine.background import Spawn
@@ -31,7 +31,10 @@ class PodContainerDeletor:
         self._spawn = spawn
 
     def delete_containers_in_pod(self, uid: PodUID, container_id: str, everything: bool) -> None:
-        """Remove older exits of the same container name, or everything that is dead if the pod has finished."""
+        """Remove older exited containers of the same name.
+
+        If `everything` and the pod has finished, remove all dead containers.
+        """
         self._spawn(self._delete(uid, container_id, everything))
 
     async def _delete(self, uid: PodUID, container_id: str, everything: bool) -> None:
@@ -43,5 +46,5 @@ class PodContainerDeletor:
         )
 
     def _is_finished(self, uid: PodUID) -> bool:
-        # A pod that is missing in a stale list has no worker, but may still run. Housekeeping asks the API about it.
+        # A pod that is missing in a stale list has no worker, but may still run. Housekeeping queries the API for it.
         return not isinstance(self._workers.state(uid), Unknown) and self._workers.should_pod_be_finished(uid)

@@ -4,7 +4,7 @@
 
 Each container keeps at most its last exited attempt, for its exit code and log. Usually there is nothing to do, because
 the loop removes older attempts when a container exits, and housekeeping removes all containers of a removed pod. This
-module finds what those missed: failed removals, exits while no agent ran, containers in an unknown state.
+module collects the rest: failed removals, exits while no agent ran, containers in an unknown state.
 `rules.container_gc` decides what is garbage. Kubelet counterpart: pkg/kubelet/kuberuntime/kuberuntime_gc.go.
 """
 

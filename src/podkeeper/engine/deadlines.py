@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 REPEAT_SECONDS = 1.0  # how often a pod past its deadline is reported until its termination begins
 LONGEST_WAIT_SECONDS = 60.0  # the wall clock may jump
 RECHECK_UNSTARTED = timedelta(seconds=5)
-RECHECK_TERMINATING = timedelta(seconds=60)  # its UID may be created again
+RECHECK_TERMINATING = timedelta(seconds=60)  # a source may add a pod with the same UID again
 
 
 class ActiveDeadlines:

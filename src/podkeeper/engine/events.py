@@ -5,9 +5,9 @@
 
 Input: `record`, which never waits and never raises. Output: core/v1 Events in the API. `rules.events` decides the
 content of an event and the rate limits. A pending write is replaced by a newer one of the same event. So an event that
-repeats while the API is unavailable is one write afterwards. If `MAX_PENDING` writes are pending, new events are
-dropped and counted. A lost answer does no harm, because an existing event is patched instead.
-Kubelet counterpart: client-go's tools/record.
+repeats while the API is unavailable causes only one write afterwards. If `MAX_PENDING` writes are pending, new events
+are dropped and counted. A lost answer does no harm, because an existing event is patched instead. Kubelet counterpart:
+client-go's tools/record.
 """
 
 import logging
@@ -164,7 +164,7 @@ class EventRecorder:
         self._sender.offer(key, key, urgent=event.type is EventType.WARNING)
 
     def _stamp(self, now: datetime) -> int:
-        """Return the nanoseconds since 1970, each time another number, because it is part of the event name."""
+        """Return the nanoseconds since 1970, never the same number twice, because the event name contains it."""
         self._last_stamp = max((now - _EPOCH) // timedelta(microseconds=1) * 1000, self._last_stamp + 1)
         return self._last_stamp
 

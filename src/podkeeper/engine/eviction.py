@@ -1,8 +1,8 @@
 """Eviction: kill pods that exceed their own limits on local storage.
 
 In: `evict`, called repeatedly while a pod exceeds its limit. Out: one event and one kill. The kill sets the final
-status. As in the kubelet, a critical pod is not evicted, because nothing would start it again. An event reports that.
-Kubelet counterpart: `evictPod` in pkg/kubelet/eviction.
+status. As in the kubelet, a critical pod is not evicted, because nothing would start it again. Instead, an event
+reports the excess. Kubelet counterpart: `evictPod` in pkg/kubelet/eviction.
 """
 
 import logging

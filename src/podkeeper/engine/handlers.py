@@ -1,4 +1,4 @@
-"""Handlers: what each message means for the node, pod by pod.
+"""Handlers: apply each message to the pods that it names, one pod at a time.
 
 Input: updates of desired pods, lifecycle events, probe results, due syncs. Output: updates for the workers, container
 flags and rejections for the status manager. `rules.dispatch` decides what a message means. The handlers keep the
@@ -72,9 +72,9 @@ class SyncHandlers:
     ) -> None:
         """`has_seen` returns whether these sources have sent their first SET.
 
-        `collect_dead(uid, container_id, everything)` removes dead containers. `clear_rejection` returns whether the
-        pod was rejected before, and drops that status. `retry` repeats the sync of a pod that is not desired. The
-        kubelet has neither.
+        `collect_dead(uid, container_id, everything)` removes dead containers. `clear_rejection` returns whether the pod
+        was rejected before, and drops that status. `retry` repeats the sync of a pod that is not desired. The kubelet
+        has no counterpart of these two.
         """
         self._pods = pods
         self._workers = workers
@@ -236,7 +236,7 @@ class SyncHandlers:
             return False
         decision = self._admission.admit(pod)
         if isinstance(decision, admit.Preempt) and _is_being_deleted(pod):
-            decision = None  # it only terminates, so no other pod is killed for it
+            decision = None  # the pod only terminates, so admission must not preempt other pods for it
         match decision:
             case None:
                 self._admission.add(pod)

@@ -1,4 +1,4 @@
-"""Pod history: state, since when, what a pod waits for, bounded timeline.
+"""Pod history: the state of each pod, its waiting reason and its last events.
 
 Any module may `add` an event. Only `explain` reads them, so no decision depends on the history.
 
@@ -7,9 +7,9 @@ Any module may `add` an event. Only `explain` reads them, so no decision depends
     RetryScheduled(71.4 s)                            only the latest one counts
 
 A timeline holds the last 50 events. The timelines of the last 1000 pods without a worker (ended or never started) are
-kept, so that one can ask for a while why a pod was removed.
+kept, so that `explain` can still show why a pod was removed.
 
-Times are kept on the monotonic clock and shown as wall time. So a correction of the wall clock corrects them, too. At
+Times are kept on the monotonic clock and shown as wall time. So they stay correct if the wall clock is set. At
 10,000 pods memory matters: timelines are columns instead of objects, and equal events of many pods are stored once.
 The kubelet has no counterpart.
 """
@@ -39,7 +39,7 @@ from podkeeper.ports.clock import Clock
 
 LONGEST_TIMELINE: Final = 50
 MAX_PODS_WITHOUT_WORKER: Final = 1000
-_COMPARED: Final = 6  # one sync adds up to five events: started, ended, the next one, and its actions
+_COMPARED: Final = 6  # search this many last events for an equal one; one sync adds at most five
 _MOST_SHARED: Final = 2048
 _LONGEST_MESSAGE: Final = 256
 
@@ -202,7 +202,7 @@ class PodHistory:
             self._others.popitem(last=False)
 
     def _share(self, event: HistoryEvent) -> HistoryEvent:
-        """Return an equal event that other timelines use, too."""
+        """Return an equal event that other timelines already hold, to save memory."""
         if isinstance(event, RetryScheduled):
             return event  # each delay is different because of its jitter
         shared = self._shared.get(event)

@@ -1,12 +1,12 @@
-"""Housekeeping: remove what removed pods left, start missing pods again.
+"""Housekeeping: remove leftovers of removed pods, restart missing pods.
 
 It runs every two seconds.
 
     list cgroups and directories -> sync the known pods -> list the runtime -> decide at one moment -> act
 
-`rules.housekeeping` explains the order and takes all decisions. The loop continues meanwhile. Until all sources are
-ready, a round only restarts static pods that were removed and added again. It drops the status of their former run
-first (`Housekeeping.restart_static_pods`).
+`rules.housekeeping` explains the order and takes all decisions. The sync loop runs concurrently. Until all sources are
+ready, a round only restarts static pods that their source removed and added again. It first drops the status of their
+former run (`Housekeeping.restart_static_pods`).
 
 Slow calls delay nothing else:
 
@@ -14,7 +14,7 @@ Slow calls delay nothing else:
   later round. The runtime is listed again in each round, with a longer timeout each time.
 * Removals run in the background, one call at a time per pod and kind. A hung removal delays neither other removals nor
   the next round. It is logged once.
-* The next round finds again what failed. Each error is logged once.
+* The next round retries failed removals. Each error is logged once.
 
 Kubelet counterpart: `HandlePodCleanups` in pkg/kubelet/kubelet_pods.go.
 """
@@ -162,7 +162,8 @@ class Housekeeping:
         self._removals = _Removals(clock)
         self._inbox = inbox
         self._start_over = start_over
-        self._idle_since: tuple[int, float] | None = None  # the count of changes, and when
+        # The change count at the last idle round, and the time of that round.
+        self._idle_since: tuple[int, float] | None = None
         self._requested = asyncio.Event()
 
     async def run(self, is_healthy: Callable[[], bool], all_sources_ready: Callable[[], bool]) -> None:
@@ -203,7 +204,7 @@ class Housekeeping:
 
     def _can_skip(self) -> bool:
         """Return whether the last round had nothing to do and nothing has changed since."""
-        # Not forever, in case a change was not counted.
+        # Skip at most QUIET_SECONDS, in case a change was not counted.
         if self._inbox is None or self._idle_since is None or self._removals.running:
             return False
         changes, at = self._idle_since
@@ -356,7 +357,7 @@ class Housekeeping:
 
 
 _Removal = tuple[str, str]
-"""What is removed, and the UID or full name of its pod."""
+"""The kind of object to remove, and the UID or full name of its pod."""
 
 _Call = Callable[[], Awaitable[object]]
 _SKIPPED = object()
@@ -367,7 +368,7 @@ class _Removals:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._running: dict[_Removal, float] = {}  # with their begin
+        self._running: dict[_Removal, float] = {}  # start time of each
         self._slots: Slots[_Removal] = Slots(CONCURRENT_REMOVALS, lease_seconds=SLOW_SECONDS)
         self._problems: LogOnce[_Removal] = LogOnce(log)
         self._subscribers: list[Callable[[], None]] = []
@@ -396,7 +397,7 @@ class _Removals:
             group.create_task(self._remove(removal, call))
 
     def log_slow_ones(self) -> None:
-        """Log each removal once that takes long."""
+        """Log each removal that takes longer than `SLOW_SECONDS`, once."""
         now = self._clock.monotonic()
         for removal, since in self._running.items():
             if now - since >= SLOW_SECONDS:

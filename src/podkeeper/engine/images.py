@@ -72,7 +72,7 @@ class _ImageRequest:
 @dataclass(frozen=True, slots=True)
 class _PullResult:
     image: ImageRecord
-    credentials: Credentials | None  # that the registry accepted
+    credentials: Credentials | None  # the ones that the registry accepted
     seconds: float
 
 

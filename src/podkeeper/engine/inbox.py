@@ -40,7 +40,7 @@ class LoopInbox:
         self._sleeps_until: float | None = None
         self.queue = WorkQueue(clock.monotonic)
         self.changes = 0
-        self.pending_updates = 0  # pod updates that the loop has not handled to the end
+        self.pending_updates = 0  # pod updates that the loop has not finished handling
 
     def __len__(self) -> int:
         return len(self._messages)

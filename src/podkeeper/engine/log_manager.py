@@ -4,7 +4,7 @@
 
 Runs once per interval, and earlier if a log will reach its limit before. `rules.logs.rotation` plans the files of a
 container. The log of a removed container is deleted. The directory of a pod is deleted when all sources are ready and
-no source, no worker and not the runtime has the pod.
+neither a source, a worker nor the runtime has the pod.
 
 A full log is rotated at once: the file is renamed, and the runtime reopens the log. If that fails, the file gets its
 name back, so the container does not lose its log. Only compressions wait for each other. All state is in the log
@@ -131,7 +131,7 @@ class ContainerLogManager:
             try:
                 self._files.put_aside(pod)
             except TryLater as error:
-                self._problems.problem(pod, "log rotation failed, will retry: %s", error)
+                self._problems.problem(pod, "cannot remove the logs of a pod, will retry: %s", error)
             else:
                 log.info("removing logs of pod %s: the pod is gone", pod)
         if gone or tree.has_leftovers:

@@ -56,7 +56,8 @@ class LogSymlinks:
 
     async def sync(self) -> None:
         """Repair the links once. Raise TryLater."""
-        # List the links before the runtime: a dead link without a listed container is then not a new one.
+        # List the links before the runtime. Otherwise a container that starts in between has a link, but is not listed,
+        # and its link would be removed.
         existing = await self._links.list_links()
         wanted = links_of(await self._runtime.list_pods(), self._log_root)
         if missing := [link for name, link in wanted.items() if name not in existing]:

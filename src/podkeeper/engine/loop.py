@@ -28,7 +28,7 @@ from podkeeper.ports.clock import Clock
 log = logging.getLogger(__name__)
 
 PODS_PER_YIELD = 32  # pods handled before other tasks may run
-DUE_MARGIN_SECONDS = 0.001  # the queue returns a pod strictly after its due time
+DUE_MARGIN_SECONDS = 0.001  # sleep a little longer, because the queue returns a pod only strictly after its due time
 HEALTH_PERIOD_SECONDS = 5.0
 UNHEALTHY_PERIOD = GrowingDelay(first_seconds=0.1, longest_seconds=5.0)
 

@@ -1,12 +1,12 @@
 """Metrics of the engine under the kubelet's names.
 
-Dashboards for the kubelet therefore keep working. Input: the reports of `Observer`. Output: `exposition`, the text that
+So dashboards for the kubelet keep working. Input: the reports of `Observer`. Output: `exposition`, the text that
 Prometheus scrapes, in the kubelet's format. `model/engine_metrics.py` has the names. `Observer` documents the reports.
 
 * One registry per `Metrics`: nothing is global, so that many agents can run in one process.
 * Reports are cheap: each series is looked up once and kept.
-* Series of a single pod (`prober_*`) end with the pod. They are columns, because the library's histograms would need
-  some KiB per pod.
+* Series of a single pod (`prober_*`) are dropped with the pod. They are stored as plain numbers, because a histogram of
+  the library needs several KiB per pod.
 """
 
 from array import array
@@ -292,7 +292,10 @@ class _ProbeSeries:
         self._pods.pop(uid, None)
 
     def lines(self) -> Iterator[str]:
-        """Yield the text of both families, one piece per probe. With 10,000 pods, single lines would take a second."""
+        """Yield the text of both families, one string per probe.
+
+        Yielding single lines would take a second with 10,000 pods.
+        """
         yield _head(of.PROBES.name, of.PROBES.help, "counter")
         for uid, probes in self._pods.items():
             for (container, kind), probe in probes.items():

@@ -1,4 +1,4 @@
-"""What engine modules report to the code that measures them.
+"""Observer: the measurements that engine modules report.
 
 `Observer` does nothing. `engine.metrics.Metrics` counts. A subclass overrides only the methods it needs. Reports are
 for measurements only: no decision may depend on them, and a method must not raise or block.
@@ -30,7 +30,7 @@ class Observer:
         """A sync ended, `seconds` after its update. `operation` is the update type, or `terminated` at the end."""
 
     def workers_listed(self, known: Mapping[PodUID, PodWorkerSync]) -> None:
-        """All workers, once per housekeeping."""
+        """Housekeeping listed all workers."""
 
     # Syncer. Seconds count from the moment when the agent first saw the pod.
 
@@ -89,7 +89,7 @@ class Observer:
         """A call to the runtime ended."""
 
     def slow_calls(self, count: int) -> None:
-        """This many runtime calls are slow, once per housekeeping."""
+        """Housekeeping counted this many slow runtime calls."""
 
     # All pods.
 

@@ -7,9 +7,9 @@ Housekeeping removes such a pod only after this check.
                                                 `----no answer------------------> check again
 
 The first list of a new agent can come from an API server whose cache lags. A pod that is missing from it seems to be an
-orphan, although the API has it and its containers run. The version stored under `seen/` normally reveals such a list,
-but is missing after a full disk or with a new journal. A `get` does not lag (see
-`ports.api.ObjectReader`), so it decides.
+orphan, although the API has it and its containers run. The journal stores the last seen resourceVersion under `seen/`.
+It normally reveals such a list, but it is missing after a full disk or with a new journal. A `get` does not lag (see
+`ports.api.ObjectReader`), so its answer decides.
 
 `confirmed` has the UIDs that the API does not have. The API never reuses a UID, so the answer stays true.
 The kubelet has no counterpart: `HandlePodCleanups` kills every pod that is missing from the list.
@@ -56,7 +56,7 @@ class OrphanCheck:
         return uid in self._candidates and uid not in self._confirmed
 
     def keep_only(self, uids: Collection[PodUID]) -> None:
-        """Drop the answers for all other pods, because the runtime no longer has them."""
+        """Drop the answers about all other pods."""
         self._confirmed.intersection_update(uids)
         self._problems.keep_only(uids)
         for uid in self._recheck_at.keys() - set(uids):

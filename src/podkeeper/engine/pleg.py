@@ -4,10 +4,9 @@
     request(uid) -----+--> inspections, one per pod at a time --> cache, then LifecycleEvents
     the slow relist --'
 
-A runtime event only names the pod to inspect. What happened is decided by comparing the inspection with the pod's
-last known state (`rules.relist`). So lost, repeated, late and reordered events lead to the same result, and a relist
-finds changes without an event. While the event stream is trusted, relists are slow. Otherwise they are as frequent as
-in the kubelet.
+A runtime event only names the pod to inspect. `rules.relist` compares the inspection with the pod's last known state to
+find the change. So lost, repeated, late and reordered events lead to the same result, and a relist finds changes
+without an event. While the event stream is trusted, relists are slow. Otherwise they are as frequent as in the kubelet.
 
 Guarantees:
 
@@ -74,7 +73,7 @@ class PlegTiming:
     distrust_seconds: float = 60.0  # after a missed event, the stream is not trusted for this time
     late_seconds: float = 2.0  # an event that arrives within this time after the relist was late, not missed
     relist_deadline_seconds: float = 180.0
-    unhealthy_seconds: float = 180.0  # without a successful relist
+    unhealthy_seconds: float = 180.0  # after this time without a successful relist, the PLEG is unhealthy
     inspection_slots: int = 16
     inspection_lease_seconds: float = 10.0
     inspection_deadline_seconds: float = 120.0
@@ -141,7 +140,7 @@ class Pleg:
         self._group: asyncio.TaskGroup | None = None
         self._pods: dict[PodUID, _PlegPod] = {}
         self._queue: deque[PodUID] = deque()
-        self._inspections: dict[PodUID, float] = {}  # running, with their begin, oldest first
+        self._inspections: dict[PodUID, float] = {}  # start time of each running inspection, oldest first
         self._slots: Slots[PodUID] = Slots(
             timing.inspection_slots,
             lease_seconds=timing.inspection_lease_seconds,
@@ -277,7 +276,7 @@ class Pleg:
         if unreported is not None and not unreported.changed:
             if findings:
                 unreported.changed = True
-            else:  # the listing was wrong
+            else:  # the listing showed a change that the inspection does not confirm
                 del self._unreported[uid]
         for finding in findings:
             pod.state, events = complete_inspection(pod.state, finding, inspected=True)

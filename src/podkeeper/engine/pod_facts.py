@@ -44,7 +44,7 @@ class PodFacts:
     def may_start(self, uid: PodUID) -> bool:
         """Return whether a source has the pod and has not requested its deletion."""
         # The loop handles no deletion while the runtime is unhealthy. After recovery, a sync may continue before the
-        # loop handles the deletion. So ask the storage, not the worker.
+        # loop handles the deletion. So query the storage, not the worker.
         return self._storage.wants(uid)
 
     def could_have_running_containers(self, uid: PodUID) -> bool:

@@ -3,7 +3,8 @@
 In: `prepare` before a pod's containers start, `unmount` and `remove_cgroup` after the last one has exited. Out: the
 cgroup parent of the containers and the host paths of the volumes. Errors are raised and recorded as events. Guarantees:
 
-* A call that has begun is completed, even if its sync is cancelled, because ports only define complete calls.
+* A call that has begun is completed, even if its sync is cancelled, because the ports do not define the state after an
+  interrupted call.
 * The calls of one pod run one at a time, in the order of the requests. A hung call blocks only its own pod, and not the
   stop of its containers.
 * If only the status of a prepared pod changed, `prepare` makes no call.
@@ -77,7 +78,7 @@ class PodSetup:
         await self._complete(uid, lambda: self._tear_down(uid, self._cgroups.remove))
 
     async def _tear_down(self, uid: PodUID, remove: Callable[[PodUID], Coroutine[Any, Any, None]]) -> None:
-        # Before the call, not after it, because a failed call may still have had an effect.
+        # Drop the old result before the call, because a failed call may have changed the cgroup or the volumes.
         self._prepared.pop(uid, None)
         await remove(uid)
 
@@ -92,7 +93,8 @@ class PodSetup:
         except AgentError as error:
             self._warn(FAILED_MOUNT, str(error), pod)
             raise
-        # Here, not in `prepare`, because its caller may be cancelled or may resume only after the next call has begun.
+        # Store the result here, not in `prepare`. The caller of `prepare` may be cancelled, or may resume only after
+        # the next call has begun.
         prepared = self._prepared[uid_of(pod)] = Prepared(pod, cgroup_parent, host_paths)
         return prepared
 
@@ -133,7 +135,10 @@ async def _after(
 
 
 def _needs_the_same_setup(one: Pod, other: Pod) -> bool:
-    """Return whether two versions need the same cgroup and volumes, which can contain labels and annotations."""
+    """Return whether two versions need the same cgroup and volumes.
+
+    Compare labels and annotations too: downwardAPI volumes contain them.
+    """
     return one is other or (
         one.spec == other.spec
         and one.metadata.labels == other.metadata.labels

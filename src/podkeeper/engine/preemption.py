@@ -1,8 +1,8 @@
 """Preemption: kill pods to make room for a critical pod.
 
-The loop is not blocked meanwhile. In: `hold`, with a critical pod, its victims and a callback. Out: the kills, then the
-callback. `rules.admission.preempt` selects the victims. Until they are killed, the pod is *held*: neither the loop nor
-housekeeping may send it to the workers.
+The sync loop continues while the victims terminate. In: `hold`, with a critical pod, its victims and a callback. Out:
+the kills, then the callback. `rules.admission.preempt` selects the victims. Until they are killed, the pod is *held*:
+neither the loop nor housekeeping may send it to the workers.
 
 The callback is called even if a kill failed, because the pod is critical and each kill has a time limit.
 Kubelet counterpart: pkg/kubelet/preemption, which blocks the whole loop.
@@ -66,7 +66,7 @@ class Preemption:
                     group.create_task(self._preempt(*self._pending.popleft()))
 
     async def _preempt(self, pod: Pod, preempt: Preempt, then: Callable[[], None]) -> None:
-        """Kill the victims of one pod. This is the boundary of a task."""
+        """Kill the victims of one pod. This is the top of a task, so it logs every exception."""
         async with asyncio.TaskGroup() as kills:
             for victim in preempt.victims:
                 kills.create_task(self._kill(victim, pod, preempt.resource))

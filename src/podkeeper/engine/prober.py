@@ -1,8 +1,9 @@
 """Execute one probe once: a command in the container or a network request.
 
-In: the target, the pod's IP, the container ID. Out: a `Report`. A probe that cannot be executed (an unknown port name,
-a runtime that does not answer) does not raise. The report then has the outcome UNKNOWN and is retried. `rules.probe`
-computes the request and interprets the response. Kubelet counterpart: `runProbe` in pkg/kubelet/prober/prober.go.
+In: the target, the pod's IP, the container ID. Out: a `Report`. If a probe cannot be executed (an unknown port name, a
+runtime that does not answer), `execute` does not raise. The report then has the outcome UNKNOWN, and the probe is
+retried. `rules.probe` computes the request and interprets the response. Kubelet counterpart: `runProbe` in
+pkg/kubelet/prober/prober.go.
 """
 
 from typing import Final

@@ -58,8 +58,8 @@ SLOTS: Final = 100
 """The number of concurrent executions."""
 LEASE_SECONDS: Final = 1.0
 """How long an execution keeps its slot. A longer one continues without a slot."""
-RARE_PERIOD_SECONDS: Final = 30.0  # from this period on, ticks are rounded:
-TICK_GRID_SECONDS: Final = 0.5  # several probes then share one wake-up, which costs more than the probe itself
+RARE_PERIOD_SECONDS: Final = 30.0  # ticks of probes with at least this period are rounded up to the grid below
+TICK_GRID_SECONDS: Final = 0.5  # so that several probes share one wake-up, which costs more than the tick itself
 
 Execute = Callable[[Pod, Target, str, str], Awaitable[Report]]
 """Executes a probe once, given the pod's IP and the container ID in the form of the API."""
@@ -98,7 +98,7 @@ class _ProbeWorker:
         self.period_seconds = period_seconds
         self.due = due
         self.state: Live | Stopped = AwaitingContainer()
-        self.result: ProbeResult | None = None  # for the container that the state names
+        self.result: ProbeResult | None = None  # of the container in `state`
         self.timer: asyncio.TimerHandle | None = None
         self.busy = False  # executing, or waiting for a slot
         self.ticked = False
@@ -224,7 +224,7 @@ class ProbeManager:
             return
         for name in containers:
             worker = group.workers.get((name, ProbeKind.READINESS))
-            if worker is None or worker.busy:  # the execution in flight gives the wanted result
+            if worker is None or worker.busy:  # the execution in flight already produces the result
                 continue
             # After a restart, the agent finds all pods at once. Their first ticks stay spread over the period.
             if worker.ticked or not self._predates_agent(group, name):
@@ -284,7 +284,7 @@ class ProbeManager:
         self._tick(worker)
 
     def _tick(self, worker: _ProbeWorker) -> None:
-        """Tick a worker. This is the boundary of a timer, so an error must not affect other workers."""
+        """Tick a worker. This is the top of a timer callback, so it logs every exception."""
         if isinstance(worker.state, Stopped):
             return
         execute = False
@@ -372,7 +372,7 @@ class ProbeManager:
             self._tick(worker)
 
     async def _execute(self, worker: _ProbeWorker, state: Probing) -> None:
-        """Execute a probe and apply its result. This is the boundary of a task."""
+        """Execute a probe and apply its result. This is the top of a task, so it logs every exception."""
         again = False
         try:
             again = self._conclude(worker, state, await self._execute_probe(worker, state))

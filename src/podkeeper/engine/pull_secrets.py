@@ -33,7 +33,8 @@ class PullSecrets:
         self._objects = objects
         self._record = record
 
-    # No-ops, because Secrets are read on demand. A cache or watch per pod (as in the kubelet) would need both calls.
+    # No-ops: `pull_secrets` reads Secrets on demand. An implementation with a cache per pod, as in the kubelet, needs
+    # both calls.
 
     def register(self, pod: Pod) -> None: ...
 

@@ -116,7 +116,8 @@ class ContainerStarter:
         held = self._in_backoff(pod, container, record)
         if held is not None:
             return held
-        # Durable first, because the next agent must not restart the container without backoff after a crash.
+        # Make the backoff durable before the start. Otherwise, after a crash, the next agent would restart the
+        # container without backoff.
         await self._restarts.settle(uid_of(pod))
         image = await self._images.ensure(pod, container, place.pull_secrets)
         if isinstance(image, NotStarted):
@@ -161,7 +162,7 @@ class ContainerStarter:
             return
         now = {each.id: each.state for each in (await self._runtime.pod_record(uid_of(pod))).containers}
         if any(now.get(each, RecordState.CREATED) is not RecordState.CREATED for each in created):
-            raise RuntimeRefused(f"cannot create container {container.name}: an earlier attempt has started after all")
+            raise RuntimeRefused(f"cannot create container {container.name}: an earlier attempt is running")
         for each in created:
             await self._runtime.remove_container(each)
 

@@ -1,6 +1,6 @@
 """Static conflicts: stop the old version of a static pod before the new one.
 
-Input: a static pod that is about to start. An error means that the sync is retried.
+Input: a static pod that is about to start. If `resolve` raises, the worker retries the sync.
 
 Workers start static pods of the same full name one after the other (`rules.worker.static_order`). But if a manifest
 changes while the agent is down, the previous version runs without a worker. Housekeeping stops it only after all

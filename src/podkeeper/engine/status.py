@@ -1,4 +1,4 @@
-"""Status manager: accept the statuses of pods. It is their only API writer.
+"""Status manager: accept pod statuses and write them to the API.
 
     set_pod_status, probes, terminate_pod -> accept -> record -> subscribers
                                                          |
@@ -88,15 +88,14 @@ class StatusManager:
     ) -> None:
         """The defaults of these arguments are the behaviour of the kubelet:
 
-        `is_outdated`: whether a mirror pod has another spec than its static pod. It then receives no status.
-        `is_needed`: whether to keep the status of a pod that no source names, whose API object is deleted, or whose
-        name belongs to another object. The status of a terminating pod has its restart counts, in case its source
-        adds it again. A pod without a status is started, so a rejected or deleted pod needs its status until its
-        source drops it.
-        `would_revive`: whether a status calls a pod alive that the API shows as finished. It is then not sent.
-        `align`: adds to a status what a restarted agent may have lost. Its last argument: no status of this pod was
-        aligned since the agent started or forgot the pod.
-        `only_running_is_ready`: whether to ignore a successful readiness probe unless the container runs.
+        `is_outdated`: whether the spec of a mirror pod differs from its static pod. Such a mirror pod receives no
+        status. `is_needed`: whether to keep the status of a pod that no source names, whose API object is deleted, or
+        whose name belongs to another object. The status of a terminating pod has its restart counts, in case its source
+        adds it again. A pod without a status is started, so a rejected or deleted pod needs its status until its source
+        drops it. `would_revive`: whether a status reports a pod as running that the API shows as finished. Such a
+        status is not sent. `align`: adds to a status what a restarted agent may have lost. Its last argument is True
+        for the first status of a pod since the agent started or forgot the pod. `only_running_is_ready`: whether to
+        ignore a successful readiness probe unless the container runs.
         """
         self._api = api
         self._pods = pods
@@ -111,8 +110,8 @@ class StatusManager:
         self._align = align
         self._only_running_is_ready = only_running_is_ready
         self._records = StatusRecords(checkpoints)
-        # Not in the records: a static pod may have several mirror pods in turn, and as in the kubelet the version
-        # stays until the next batch if the pod is forgotten.
+        # Keep the versions outside the records, because a static pod may have several mirror pods in turn. As in the
+        # kubelet, a version stays until the next batch after its pod is forgotten.
         self._sent: dict[str, int] = {}  # by UID of the API object
         self._subscribers: list[Subscriber] = []
         self._changed: dict[PodUID, bool] = {}  # pods to offer to the sender, and whether urgently
@@ -255,8 +254,8 @@ class StatusManager:
     async def sync_batch(self, every: bool) -> int:
         """Send all due statuses and wait for the calls. Return the number of due pods.
 
-        `every`: check everything that the periodic batch checks, otherwise send only new versions. Pods in backoff
-        are tried as well. Works beside `run` and without it. At shutdown, the caller sets a timeout.
+        `every`: check everything that the periodic batch checks, otherwise send only new versions. Pods in backoff are
+        tried as well. Works with or without a concurrent `run`. At shutdown, the caller sets a timeout.
         """
         if self._api is None:
             return 0
@@ -496,7 +495,7 @@ class StatusManager:
 def _uid_of(pod: Pod) -> PodUID:
     if not pod.metadata.uid:
         name = f"{pod.metadata.namespace}/{pod.metadata.name}"
-        raise BadInput(Problem(f"Required value: cannot store the status of pod {name}", "metadata.uid"))
+        raise BadInput(Problem(f"Required value: cannot store the status of pod {name} without a UID", "metadata.uid"))
     return PodUID(pod.metadata.uid)
 
 

@@ -3,7 +3,7 @@
     kill_pod --begin--> one stop per container:  preStop hook -> wait for others -> stop call -> exited
                 `--- all exited ---> stop the sandboxes
 
-In: pods and containers that must stop, and their grace periods. Out: nothing of them runs any more, or the errors.
+In: pods and containers that must stop, and their grace periods. Out: all containers have exited, or the errors.
 `rules.container.grace` decides how long a stop may take, `rules.container.termination_order` the order.
 
 A stop belongs to the container, not to the sync that requested it. It continues in the background. A sync only waits

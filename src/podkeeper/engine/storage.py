@@ -69,7 +69,7 @@ class PodStorage:
             self._publish(update)
 
     def subscribe(self, subscriber: Callable[[PodUpdate], None]) -> None:
-        """Call `subscriber` with each update, too."""
+        """Call `subscriber` with each emitted update, after `emit`."""
         self._subscribers.append(subscriber)
 
     def _publish(self, update: PodUpdate) -> None:

@@ -10,9 +10,9 @@ sync must be repeated. Every step can be repeated, so after a crash between two 
 start. The decisions are in `rules.status.pod` (status) and `rules.plan` (plan).
 
 A cancelled sync ends at its next await, so nothing starts after termination was observed. The module that made a
-runtime call completes it. A sync of a pod that has not changed since its last sync without work ends after a few
-comparisons. Kubelet counterparts: `SyncPod`, `SyncTerminatingPod`, `SyncTerminatingRuntimePod` and
-`SyncTerminatedPod` in pkg/kubelet/kubelet.go.
+runtime call completes it. If nothing has changed since a sync that had no work, the next sync ends after a few
+comparisons. Kubelet counterparts: `SyncPod`, `SyncTerminatingPod`, `SyncTerminatingRuntimePod` and `SyncTerminatedPod`
+in pkg/kubelet/kubelet.go.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ class PodSyncer:
         self._probes.remove_pod(uid)
         stopped = await self._inspect(uid)
         if running := sorted(each.name for each in stopped.containers if each.state is RecordState.RUNNING):
-            raise TryLater(f"cannot stop pod {_name(pod)}: container {', '.join(running)} still runs")
+            raise TryLater(f"cannot stop pod {_name(pod)}: containers still running: {', '.join(running)}")
         # A stopped sandbox has no addresses, but the pod's last status keeps them.
         stopped = replace(stopped, ips=record.ips)
         self._statuses.set_pod_status(pod, self._status(pod, stopped, ended=True))
@@ -195,7 +195,7 @@ class PodSyncer:
         self._starting_over.add(uid)
 
     async def _inspect(self, uid: PodUID) -> PodRecord:
-        """Return a record of a pod as it is from now on."""
+        """Return the record of an inspection that begins after this call."""
         return await self._cache.get_newer_than(uid, self._moment())
 
     def _on_sandbox(self, pod: Pod, record: PodRecord) -> None:
@@ -211,7 +211,9 @@ class PodSyncer:
         await self._executor.collect_dead_containers(record, everything=True)
         left = await self._inspect(uid)
         if dead := sorted(each.name for each in left.containers if each.state is not RecordState.RUNNING):
-            raise TryLater(f"cannot start pod {_name(pod)} again: its former container {', '.join(dead)} still exists")
+            raise TryLater(
+                f"cannot start pod {_name(pod)} again: containers of its former run still exist: {', '.join(dead)}"
+            )
         self._starting_over.discard(uid)
         return left
 
@@ -319,7 +321,7 @@ class PodSyncer:
     # Status.
 
     def _publish(self, pod: Pod, record: PodRecord) -> PodStatus:
-        """Publish the status of a pod that has not ended. Probe containers at once that only wait for readiness."""
+        """Publish the status of a pod that has not ended. Immediately probe containers that only wait for readiness."""
         uid = uid_of(pod)
         before = self._statuses.get_pod_status(uid)
         status = self._status(pod, record, ended=False)

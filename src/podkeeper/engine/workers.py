@@ -9,11 +9,11 @@ Each pod has at most one sync at a time.
 Input: updates from the loop, desired pods from housekeeping. Output: calls of the syncer, and answers about the state
 of a pod. `rules.worker` takes every decision. This shell executes the orders at once and in order.
 
-* Each sync is a task, and there are no other tasks: an idle pod is a few small values.
+* Each sync is a task. An idle pod has no task, so it needs little memory.
 * The state has changed when `update_pod` returns.
 * A preempted sync is a cancelled task. The next sync starts after that task has ended, so a pod never has two syncs.
   A pod whose sync hangs delays no other pod.
-* An exception of the syncer is a failed sync of that pod. An exception of any other module is logged.
+* If the syncer raises, the sync of that pod has failed. If any other module raises, the worker logs it.
 * The end of `run()` stops the agent, not the pods: syncs are cancelled, and their end changes no state.
 
 Kubelet counterpart: `podWorkers` in pkg/kubelet/pod_workers.go.
@@ -76,7 +76,8 @@ log = logging.getLogger(__name__)
 JITTER = 0.5  # a delay is extended by up to this fraction, so that not all pods are synced at once
 
 Subject = Pod | PodRecord
-Begin = ReadStatus | SyncTerminatingRuntimePod  # a sync without a pod spec needs no status, it stops all containers
+# A sync without a pod spec reads no status, because it stops all containers.
+Begin = ReadStatus | SyncTerminatingRuntimePod
 P = ParamSpec("P")
 
 
@@ -300,14 +301,14 @@ class PodWorkers:
             case RecordEvent(event=event):
                 self._notify("the event recorder", uid, self._record, event, subject_of(self.state(uid)))
             case SyncPod() | SyncTerminatingPod() | SyncTerminatedPod():
-                raise IllegalStep(f"{order} outside of a sync that has read a status")
+                raise IllegalStep(f"cannot execute {order} for pod {uid}: it must follow a read of the status")
 
     # Syncs.
 
     def _start(self, group: asyncio.TaskGroup, uid: PodUID, ordered: _OrderedSync) -> None:
         busy = _busy(self.state(uid))
         if busy is None:
-            raise IllegalStep(f"a sync of pod {uid}, which is idle")
+            raise IllegalStep(f"cannot start a sync of pod {uid}: the pod is idle")
         ordered.task = group.create_task(self._run_sync(uid, ordered), name=f"sync of pod {uid}")
         ordered.task.add_done_callback(partial(self._ended, uid, ordered))
         self._add_history(uid, SyncStarted(busy.kind, busy.work.update_type))
@@ -336,7 +337,7 @@ class PodWorkers:
                         self._report_failure(uid, error)
                         return
                     if (task := asyncio.current_task()) is not None and task.cancelling():
-                        raise asyncio.CancelledError  # the cache's reader swallowed the cancellation
+                        raise asyncio.CancelledError  # the cache read returned although the task was cancelled
                     ended = await self._call(self._status_read(uid), record)
         except Exception as error:
             ordered.outcome = SyncFailed(self._moment(), self._pause_after(error))
@@ -354,7 +355,7 @@ class PodWorkers:
                     self._report_move(uid, before)
                 return call
             case orders:
-                raise IllegalStep(f"{orders} for a sync that has read a status")
+                raise IllegalStep(f"cannot execute {orders} for pod {uid}: expected exactly one sync function")
 
     async def _call(self, call: Call, record: PodRecord) -> bool:
         match call:
@@ -397,7 +398,7 @@ class PodWorkers:
             return RetryDelay.AFTER_ERROR
 
     def _seen(self, uid: PodUID) -> PodRecord | None:
-        """Return the cached record of a pod. None if the cache is not sure."""
+        """Return the cached record of a pod. None if the cache may lack containers of the pod."""
         try:
             return self._cache.get_if_sure(uid)
         except AgentError:
@@ -483,7 +484,10 @@ def _name(subject: Subject | None) -> str:
 
 
 def _text_of(error: Exception) -> str:
-    """Return the message of an exception, or of each in a group. The type's name if there is no message."""
+    """Return the message of an exception, or of each in a group.
+
+    If there is no message, return the name of the type.
+    """
     if isinstance(error, ExceptionGroup):
         return "; ".join(dict.fromkeys(map(_text_of, error.exceptions)))
     try:

@@ -4,12 +4,13 @@
     <base>/<root>/burstable/pod<uid>      CPU shares: the sum of the requests of its pods
     <base>/<root>/besteffort/pod<uid>     the minimum of CPU shares
 
-`base` is the part of the hierarchy that we may use (`linux/cgroup_support.py`). Input: pods. Output: the path of their
-cgroup below the mount points. Container runtimes use it as cgroup parent, and keepers find the directories by it.
+`base` is the part of the hierarchy that the agent may use (`linux/cgroup_support.py`). Input: pods. Output: the path of
+their cgroup below the mount points. Container runtimes use it as cgroup parent, and keepers find the directories by it.
 
 Only directories named `pod<uid>` below our root are ours. No other directory is ever listed, killed or removed. So two
-agents on one machine need two root names (`own_root`). On cgroup version 1, container runtimes create and leave the
-same directories in hierarchies that we do not use. With `of_containers`, they are removed, too.
+agents on one machine need two root names (`own_root`). On cgroup version 1, container runtimes also create these
+directories in hierarchies that podkeeper does not use, and never remove them. With `of_containers`, podkeeper removes
+them.
 
 Kubelet counterparts: pkg/kubelet/cm/{pod,qos}_container_manager_linux.go.
 """
@@ -146,7 +147,7 @@ class HostCgroups:
             raise TryLater(f"cannot list the pod cgroups: {error}") from error
 
     def describe(self) -> str:
-        """Return the cgroups in use and the missing controllers, for people."""
+        """Return the cgroups in use and the missing controllers, as one line for the log."""
         return f"{self._support.describe()}; pods are below {self._support.base.rstrip('/')}/{self._root}"
 
     def prepare(self) -> None:
@@ -216,7 +217,7 @@ class HostCgroups:
 
     def _write_burstable_shares(self) -> None:
         """Set the shares of the Burstable class to the sum of the requests of its pods."""
-        with self._shares_lock:  # the last write must have the newest sum
+        with self._shares_lock:  # otherwise an older sum could overwrite a newer one
             total = sum(tuple(self._burstable.values()))
             if total != self._written_request:
                 files = share_files(total, self._support.version)
@@ -225,7 +226,7 @@ class HostCgroups:
 
 
 class NoCgroups:
-    """The cgroups of a machine that has none for us: pods run without limits, with one warning."""
+    """Implements the port on a machine without usable cgroups. Pods run without limits, and one warning is logged."""
 
     def __init__(self, support: CgroupSupport) -> None:
         self._support = support

@@ -4,7 +4,7 @@
 
 jeepney encodes and decodes the messages. The socket belongs to the event loop. Calls have no timeout, so the caller
 sets one (`asyncio.timeout`). A broken connection stays broken: all pending and later calls raise ConnectionError.
-`Hello` is not sent. A message bus requires it as the first call.
+`connect` does not send `Hello`. On a message bus, the caller must send it first.
 """
 
 import asyncio

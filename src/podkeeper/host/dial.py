@@ -1,7 +1,7 @@
 """Connect to an address or a host name, with the error messages of Go.
 
-Each name is looked up in one thread, which serves all concurrent callers. So a name server that does not reply delays
-no lookup of another name. Kubelet counterpart: Go's net.Dialer, as pkg/probe/tcp uses it.
+Each name is looked up in one thread, which serves all concurrent callers. So an unresponsive name server delays only
+the lookups that need it. Kubelet counterpart: Go's net.Dialer, as pkg/probe/tcp uses it.
 """
 
 import asyncio
@@ -55,7 +55,8 @@ class HostResolver:
                 raise DialFailed(f"dial tcp: lookup {host}: {error}") from error
             self._lookups[host] = lookup
             lookup.add_done_callback(lambda _: self._lookups.pop(host, None))
-        await asyncio.wait((lookup,))  # await would cancel the lookup of other callers
+        # Not a plain await: if this caller is cancelled, the lookup must continue for the other callers.
+        await asyncio.wait((lookup,))
         found = lookup.result()
         if isinstance(found, BaseException):
             raise DialFailed(f"dial tcp: lookup {host}: {_lookup_error(found)}") from found
@@ -73,7 +74,8 @@ async def dial(resolver: HostResolver, endpoint: Endpoint, timeout_seconds: floa
         raise DialFailed(f"dial tcp: lookup {endpoint.host}: {IO_TIMEOUT}") from None
     first: DialFailed | None = None
     for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
-        share = (deadline - loop.time()) / left  # leaves time for the other addresses if this one does not reply
+        # Split the remaining time, so that an address that does not reply leaves time for the others.
+        share = (deadline - loop.time()) / left
         try:
             return await _connected(address.with_port(endpoint.port), share)
         except DialFailed as error:

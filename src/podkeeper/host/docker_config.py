@@ -68,7 +68,7 @@ class NodeDockerConfig:
                 log.warning("cannot read the Docker configuration %s: %s", path, type(error).__name__)
                 continue
             if path.name == _CONFIG_JSON and not has_registries(config):
-                continue  # only other settings of Docker
+                continue  # the file has only other settings of Docker
             if is_readable(config):
                 return (config,)
             log.warning("the Docker configuration %s is ignored: invalid content", path)

@@ -2,10 +2,10 @@
 
 Imported late, because it imports aiohttp.
 
-Input: an `HttpRequest`. Output: an `HttpEnd`, within the timeout. As in the kubelet, certificates are not verified,
-proxies are not used, each request has its own connection, bodies are not decompressed, at most 10 KiB of a body are
-read, and only redirects within the host are followed (`rules.probe.http.redirect_after`). Error texts are those of Go's
-client as far as aiohttp gives the same details. Kubelet counterparts: pkg/probe/http and net/http.
+Input: an `HttpRequest`. Output: an `HttpEnd`, within the timeout. As in the kubelet, each request has its own
+connection, without proxies and without verification of certificates. The client reads at most 10 KiB of a body and does
+not decompress it. It follows only redirects within the host (`rules.probe.http.redirect_after`). If aiohttp gives
+enough details, error texts equal those of Go's client. Kubelet counterparts: pkg/probe/http and net/http.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ class HttpClient:
         if not parts.hostname:
             raise _SendFailed("http: no Host in request URL")
         headers = _headers(request)
-        # The URL is encoded exactly as it is sent. Credentials are in a header.
+        # The URL is already encoded, so it is sent unchanged. Credentials are sent in a header.
         url = URL(
             urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, "")), encoded=True
         )

@@ -3,8 +3,8 @@
     ROOT/<namespace>_<name>_<uid>/<container>/<attempt>.log, and the rotated files beside it
 
 Slow operations run in their own threads, so a hanging disk only delays the log manager. Every operation can be
-interrupted: a rotated file is compressed to a `.tmp` file, which is renamed once it is complete and synced, and the
-directory of a pod is renamed before its files are deleted. Kubelet counterpart: pkg/kubelet/logs.
+interrupted by a crash. `compress` writes a `.tmp` file and renames it after it is complete and synced. `put_aside`
+renames the directory of a pod before its files are deleted. Kubelet counterpart: pkg/kubelet/logs.
 """
 
 import gzip
@@ -24,7 +24,7 @@ from podkeeper.rules.logs.rotation import COMPRESSED, UNFINISHED
 
 _REMOVED: Final = ".gone-"
 _BLOCK_BYTES: Final = 2**20
-_LEVEL: Final = 1  # three times as fast as the default, for somewhat larger files
+_LEVEL: Final = 1  # the fastest gzip level: three times as fast as the default, with slightly larger files
 _NICE: Final = 10
 
 
@@ -117,7 +117,7 @@ def _sizes(directory: "os.DirEntry[str]") -> Iterator[tuple[str, int]]:
 
 def _move(path: Path, to: str) -> None:
     if os.path.lexists(path.with_name(to)):
-        raise FileExistsError(f"{to} already exists")
+        raise FileExistsError(f"cannot rename a log to {to}: the file already exists")
     path.rename(path.with_name(to))
 
 

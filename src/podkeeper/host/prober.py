@@ -4,7 +4,7 @@ Input: requests. Output: their results, always within the timeout. Failures of t
 Requests do not wait for each other and share no connection.
 
 The libraries for HTTP (aiohttp) and gRPC are loaded in a thread before the first request. So an agent without such
-probes does not pay for them, and loading does not count towards the timeout of the first probe. Kubelet counterparts:
+probes does not load them, and the timeout of the first probe does not include the loading. Kubelet counterparts:
 pkg/probe/http, tcp and grpc.
 """
 

@@ -4,12 +4,13 @@
     <root>.slice / <root>-burstable.slice  / <root>-burstable-pod<uid>.slice      CPU shares: the requests of its pods
     <root>.slice / <root>-besteffort.slice / <root>-besteffort-pod<uid>.slice     the minimum of CPU shares
 
-Input: pods. Output: the path of their slice, in which container runtimes create scopes. Systemd creates the slices and
-gets their limits as properties. The kernel's files are written as well, because systemd applies properties later. An
-existing slice, ours or the kubelet's, is updated.
+Input: pods. Output: the path of their slice, in which container runtimes create scopes. Systemd creates the slices,
+with their limits as properties. This module also writes the kernel's files, because systemd applies properties later.
+If a slice exists, from this agent or from a kubelet, it is updated.
 
-Before a slice is removed, its processes are killed, so that systemd does not wait for them. Then the directories that
-systemd does not know are removed: on cgroup version 1, container runtimes create and leave them in every hierarchy.
+Before a slice is removed, its processes are killed, so that systemd does not wait for them. Then this module removes
+the directories that systemd does not manage. On cgroup version 1, container runtimes create them in every hierarchy and
+never remove them.
 
 Kubelet counterparts: pkg/kubelet/cm/{pod,qos}_container_manager_linux.go with opencontainers/cgroups/systemd.
 """
@@ -51,7 +52,7 @@ from podkeeper.rules.qos import BEST_EFFORT, BURSTABLE, qos_of
 
 
 class Units(Protocol):
-    """Systemd. Every call raises TryLater."""
+    """The part of `Systemd` that slices use. Every call may raise TryLater."""
 
     version: int
 
@@ -177,7 +178,7 @@ class Slices:
             raise TryLater(f"cannot list the slices of pods: {error}") from error
 
     def describe(self) -> str:
-        """Return the cgroups in use and the missing controllers, for people."""
+        """Return the cgroups in use and the missing controllers, as one line for the log."""
         creator = f"systemd {self._units.version} creates them"
         return f"{self._support.describe()}; {creator}; pods are below {slice_path(self._root)}"
 
@@ -209,11 +210,11 @@ class Slices:
         new = unit_properties(f"{description} (podkeeper)", slice_unit(name[:-1]))
         if not await self._units.start_transient(unit, (*new, *always, *properties)):
             await self._units.set_properties(unit, (*always, *properties))
-            await self._units.start(unit)  # a stopped unit still exists if something in it failed
+            await self._units.start(unit)  # systemd keeps a stopped slice if a unit in it has failed, so start it again
 
     async def _write_burstable_shares(self) -> None:
         """Set the shares of the Burstable class to the sum of the requests of its pods."""
-        async with self._shares_lock:  # the last write must have the newest sum
+        async with self._shares_lock:  # otherwise an older sum could overwrite a newer one
             total = sum(self._burstable.values())
             if total != self._written_request:
                 branch, version = self._branch(BURSTABLE), self._support.version

@@ -49,7 +49,7 @@ class NoSystemd(TryLater):
 
 
 class Systemd:
-    """The systemd of this machine. Calls can run concurrently. Each raises TryLater."""
+    """The systemd of this machine. Calls can run concurrently. Each may raise TryLater."""
 
     def __init__(self, private: str | None = None, bus: str = BUS_SOCKET) -> None:
         """`private` is systemd's private socket, which is tried first. None: the default, only for root."""
@@ -65,7 +65,8 @@ class Systemd:
         """Connect and read the version. Raises NoSystemd."""
         systemd = cls(private, bus)
         try:
-            # Connect without retries, because a missing systemd will not appear. `_call` retries a lost connection.
+            # Connect without retries, because a machine without systemd will not get one. `_call` retries a lost
+            # connection.
             systemd._connection = await systemd._connect()
             answer = await systemd._call((_NAME, _PATH, _PROPERTIES), "Get", "ss", _MANAGER[2], "Version")
         except BaseException:
@@ -106,7 +107,7 @@ class Systemd:
         """Stop a unit and its processes, and reset its failed state. An unknown unit counts as stopped."""
         try:
             await self._job(unit, _INACTIVE, "StopUnit", "ss")
-            with contextlib.suppress(DBusError):  # not failed, or removed
+            with contextlib.suppress(DBusError):  # the unit is not in the failed state, or no longer exists
                 await self._call(_MANAGER, "ResetFailedUnit", "s", unit)
         except DBusError as error:
             if error.name not in _UNKNOWN_UNIT:
@@ -130,7 +131,8 @@ class Systemd:
         """Call a method that starts a job, and wait for the end of the job. Raises DBusError, TryLater."""
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def register(reply: Values) -> None:  # immediately, because the signal of its end may follow the reply
+        # Register before the next message, because the signal of the job's end may directly follow the reply.
+        def register(reply: Values) -> None:
             self._jobs[reply[0]] = ended
 
         (job,) = await self._call(_MANAGER, method, signature, unit, "replace", *more, on_reply=register)

@@ -4,8 +4,8 @@
     rewrite  write a new file beside the old one, fsync, rename it over the old one, fsync the directory
 
 Each write opens the file again. This costs a few microseconds and detects that the file was removed, replaced or
-truncated. Data counts as durable only after the kernel has confirmed it. After a failed fsync the data is written
-again, because the next fsync succeeds although the data is lost.
+truncated. Data counts as durable only after the kernel has confirmed it. After a failed fsync, the data is written
+again. A second fsync without that would succeed although the kernel has dropped the data.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class JournalFile:
         self.size = size
 
     def append(self, records: bytes) -> bool:
-        """Append records durably. Return False if the file was changed by others and must be rewritten."""
+        """Append records durably. Return False if another process changed the file. Then it must be rewritten."""
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -117,7 +117,7 @@ class JournalFile:
         return self.path.with_name(self.path.name + ".new")
 
     def _keep_aside(self) -> None:
-        """Give the damaged file a second name, so that it stays."""
+        """Keep the damaged file under a second name."""
         number = 1
         while (aside := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
             number += 1
@@ -141,7 +141,7 @@ def advice(error: OSError, path: Path) -> str:
         case errno.EROFS:
             what_to_do = f"mount the file system of {path.parent} read-write again (`dmesg` may show the reason)"
         case errno.EACCES | errno.EPERM:
-            what_to_do = f"let user {os.geteuid()} write in {path.parent}"
+            what_to_do = f"give user {os.geteuid()} write permission for {path.parent}"
         case errno.EFBIG:
             what_to_do = "raise the limit on the size of files (`ulimit -f`)"
         case errno.EIO:

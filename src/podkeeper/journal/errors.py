@@ -4,7 +4,7 @@ from podkeeper.model.errors import AgentError
 
 
 class JournalUnusable(AgentError):
-    """The journal cannot be opened. The message says what to do."""
+    """The journal cannot be opened. The message contains the next step."""
 
 
 class JournalInUse(JournalUnusable):

@@ -135,7 +135,10 @@ class FileJournal:
             raise error
 
     async def close(self) -> None:
-        """Sync the rest and release the journal. TryLater: it is closed, but the rest is lost."""
+        """Sync the rest and release the journal.
+
+        Raises TryLater if the last writes are lost. The journal is closed anyway.
+        """
         try:
             await self.sync()
         finally:
@@ -199,7 +202,7 @@ def _write_batch(file: JournalFile, batch: _Batch) -> Exception | None:
     try:
         if batch.records is None or not file.append(batch.records):
             file.rewrite(batch.entries)
-    except Exception as error:  # the thread's boundary; `sync` raises the error
+    except Exception as error:  # the top of the thread: return every error, and `sync` raises it
         return error
     return None
 
@@ -241,7 +244,7 @@ class WriterThread(Protocol):
     """Executes writes. Tests replace it to write in the event loop at a chosen time."""
 
     def do(self, work: Callable[[], None]) -> None:
-        """Execute a function after all earlier ones. RuntimeError: no thread can be started."""
+        """Execute a function after all earlier ones. Raises RuntimeError if no thread can be started."""
 
     def end(self) -> None:
         """Stop the thread when it has executed everything."""

@@ -22,7 +22,7 @@ class JournalLock:
 
     @classmethod
     def take(cls, path: Path) -> "JournalLock":
-        """Take the lock, or raise JournalInUse. OSError: the file cannot be created or opened."""
+        """Take the lock. Raises JournalInUse, or OSError if the file cannot be created or opened."""
         # Read-only, because a file open for writing prevents a read-only remount of its file system.
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -39,7 +39,7 @@ class JournalLock:
         except BaseException:
             os.close(descriptor)
             raise
-        with contextlib.suppress(OSError):  # the disk may be full, then the lock has no process id
+        with contextlib.suppress(OSError):  # best effort: on a full disk, the lock file has no process id
             path.write_text(f"{os.getpid()}\n")
         return cls(descriptor)
 

@@ -5,8 +5,8 @@ r"""The journal's file format: a version line, then records with checksums.
     ...
 
 Numbers are little-endian. The checksum covers everything after itself. `read` returns the entries up to the first
-invalid record, its position, and whether valid records follow. If none follow, the end is torn, as after a crash during
-a write. If some follow, the file is damaged. Nothing here accesses a disk.
+invalid record, its position, and whether valid records follow. If no valid record follows, the end is torn, as after a
+crash during a write. Otherwise the file is damaged. Nothing here accesses a disk.
 """
 
 import struct

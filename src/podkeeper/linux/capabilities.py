@@ -1,6 +1,6 @@
 """The capabilities of a container.
 
-They are containerd's default set, changed by the `add` and `drop` lists of the spec.
+The default set is that of containerd. The `add` and `drop` lists of the spec change it.
 
 Only the bounding set is changed. At exec, a root process of the container gets the capabilities of the bounding set,
 and other users get none, as under containerd.

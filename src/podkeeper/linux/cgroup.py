@@ -33,7 +33,8 @@ REMOVE_TIMEOUT_SECONDS = 2.0
 _FIRST_PAUSE_SECONDS = 0.001
 _LONGEST_PAUSE_SECONDS = 0.02
 _MAX_OPEN_PROCESSES = 64  # pidfds that are open at the same time
-_RETRY_LATER = (errno.EINVAL, errno.EBUSY)  # the kernel wants another setting first, such as memory before memory+swap
+# Another setting must be written first, such as the memory limit before memory+swap.
+_RETRY_LATER = (errno.EINVAL, errno.EBUSY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,10 @@ def other_hierarchies(mountinfo: str = MOUNTINFO) -> tuple[Hierarchy, ...]:
 
 
 def cgroup_at(directories: Mapping[str, str]) -> Cgroup | None:
-    """Return the cgroup with these directories, or None if there are none. Only `unified` means version 2."""
+    """Return the cgroup with these directories, or None if there are none.
+
+    If `unified` is the only directory, the version is 2.
+    """
     if not directories:
         return None
     return Cgroup(2 if set(directories) == {UNIFIED} else 1, tuple(directories.items()))
@@ -218,7 +222,7 @@ def remove(cgroup: Cgroup, timeout_seconds: float = REMOVE_TIMEOUT_SECONDS) -> N
             try:
                 _remove(directory)
                 break
-            except OSError as error:  # busy: a process leaves its cgroup a moment after its end
+            except OSError as error:  # busy: the kernel removes an exited process from its cgroup a moment later
                 if error.errno not in (errno.EBUSY, errno.ENOTEMPTY) or next(pauses, None) is None:
                     raise
 
@@ -239,7 +243,8 @@ def _kill(pids: Iterable[int], cgroup: Cgroup) -> None:
         handles = {pid: handle for pid in batch if (handle := _handle_of(pid)) is not None}
         try:
             for pid in processes(cgroup).intersection(handles):
-                # Ignore ended processes. The caller finds those that we may not kill in the next listing.
+                # Ignore ended processes. A process that this user may not kill appears again in the caller's next
+                # listing.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
         finally:

@@ -2,10 +2,10 @@
 
     /proc/self/{mountinfo,cgroup} and the mounted hierarchies -> CgroupSupport
 
-The base is the top of the hierarchy (for root), or else the cgroup of this process, if it is delegated (an ordinary
-user under `systemd-run --user --scope -p Delegate=yes`, or a container with its own hierarchy). Of versions 1 and 2,
-the one with more usable controllers wins. With version 1, a version 2 hierarchy without controllers is used as well,
-because it can kill a whole cgroup at once.
+For root, the base is the top of the hierarchy. Otherwise it is the cgroup of this process, if it is delegated: an
+ordinary user under `systemd-run --user --scope -p Delegate=yes`, or a container with its own hierarchy. If versions 1
+and 2 are both mounted, the one with more usable controllers is used. With version 1, a version 2 hierarchy without
+controllers is used as well, because it can kill a whole cgroup at once.
 
 `detect` only reads. `vacate_base` is the only function that changes something.
 """
@@ -43,11 +43,11 @@ class CgroupSupport:
         return cgroup_at(dict(self.directories))
 
     def without_cgroups(self, reason: str) -> "CgroupSupport":
-        """Return the support of the same machine after its cgroups turned out not to work."""
+        """Return a copy for the case that the detected cgroups do not work."""
         return CgroupSupport(reason=reason, advice=AS_ROOT_OR_DELEGATED if os.geteuid() else WRITABLE)
 
     def describe(self) -> str:
-        """Return one line for people."""
+        """Return one line for logs and `podkeeper doctor`."""
         if not self.version:
             return f"no cgroups: {self.reason}; {self.advice}"
         hybrid = self.version == 1 and UNIFIED in dict(self.directories)
@@ -67,12 +67,15 @@ def detect(proc: str = "/proc/self") -> CgroupSupport:
     best = max(candidates, key=lambda found: len(set(found.controllers) & set(LIMITING)), default=CgroupSupport())
     if not set(best.controllers) & set(LIMITING):
         where = ", ".join(sorted({hierarchy.mount_point for hierarchy in mounted}))
-        return best.without_cgroups(f"no controller of cpu, memory or pids is writable below {where}")
+        return best.without_cgroups(f"none of the controllers cpu, memory and pids is writable below {where}")
     return replace(best, advice=WRITABLE if os.geteuid() == 0 else AS_ROOT_OR_DELEGATED)
 
 
 def base_elsewhere(support: CgroupSupport, proc: str = "/proc/self") -> Cgroup | None:
-    """Return the base in the hierarchies without our controllers, in which only container runtimes create cgroups."""
+    """Return the base in the version 1 hierarchies that podkeeper does not use.
+
+    Only container runtimes create cgroups there.
+    """
     if support.version != 1:
         return None
     others = other_hierarchies(f"{proc}/mountinfo")
@@ -123,14 +126,17 @@ def _version_2(mounted: Sequence[Hierarchy], own: dict[str, str]) -> Iterator[Cg
 
 
 def _processes_to_move(directory: str, proc: str) -> list[int]:
-    """Return the processes that must leave a v2 cgroup. Raises OSError if one is neither ours nor an ancestor."""
+    """Return the processes that must leave a v2 cgroup.
+
+    Raises OSError if one is neither this process nor one of its ancestors.
+    """
     is_top = not os.path.exists(f"{directory}/cgroup.events")  # the root cgroup is exempt
     wanted = set(_words(f"{directory}/cgroup.controllers")) & set(LIMITING)
     if is_top or wanted <= set(_words(f"{directory}/cgroup.subtree_control")):
         return []
     inside = {int(word) for word in _words(f"{directory}/cgroup.procs")}
     if others := inside - set(_lineage(proc)):
-        raise OSError(f"{len(others)} processes of other programs are in {directory}")
+        raise OSError(f"cannot use {directory}: it contains {len(others)} processes of other programs")
     return sorted(inside)
 
 

@@ -4,8 +4,8 @@
     2016-10-06T00:17:09.669794203Z stderr P a part of a line
 
 Input: chunks of output. Each chunk is written at once, and all of its lines get the time at which it was read. So a
-container that writes at full speed costs little CPU. `logline` reads these files. It is not imported here, because a
-keeper needs only the writer.
+container that writes at full speed uses little CPU of the keeper. `logline` reads these files. It is not imported here,
+because a keeper needs only the writer.
 """
 
 import os
@@ -13,7 +13,7 @@ import time
 from typing import Final
 
 MAX_PIECE_BYTES: Final = 16 * 1024
-"""Longer lines are split, as containerd does. The newline does not count."""
+"""Longer lines are split, as in containerd. The newline does not count."""
 
 
 class Timestamps:

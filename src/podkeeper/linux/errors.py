@@ -1,6 +1,6 @@
 """Errors of this package.
 
-Their messages can be shown in a container status as they are.
+A container status can show their messages unchanged.
 """
 
 

@@ -2,8 +2,9 @@
 
 An ordinary user becomes root inside a user namespace.
 
-Root inside is the user outside. With subordinate ids (/etc/subuid, /etc/subgid and the setuid programs newuidmap and
-newgidmap), users 1, 2, ... inside are those ids. Without them, root is the only user inside.
+Root inside the namespace is the user outside of it. Users 1, 2, ... inside are the subordinate ids of that user. They
+need /etc/subuid, /etc/subgid and the setuid programs newuidmap and newgidmap. Without them, root is the only user
+inside.
 """
 
 import os
@@ -13,7 +14,7 @@ from contextlib import suppress
 from podkeeper.linux import libc
 from podkeeper.linux.errors import LaunchError
 
-Ids = tuple[int, int]  # the first id outside, and their number
+Ids = tuple[int, int]  # the first id outside the namespace, and the number of ids
 NO_IDS: Ids = (0, 0)
 HELP = (
     "install newuidmap and newgidmap (package uidmap or shadow-utils) and give the user ranges "
@@ -72,7 +73,8 @@ def _enter_with_subordinate_ids(me: int, my_group: int, uids: Ids, gids: Ids) ->
         status = os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1])
     if status:
         raise LaunchError(
-            "cannot map the subordinate ids of /etc/subuid and /etc/subgid: newuidmap or newgidmap failed"
+            "cannot map the subordinate ids of /etc/subuid and /etc/subgid: newuidmap or newgidmap failed; "
+            "run newuidmap by hand to see its error"
         )
 
 

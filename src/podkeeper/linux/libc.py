@@ -1,9 +1,9 @@
 """System calls that Python 3.11 does not have.
 
-Paths are str, failures raise OSError.
+Paths are `str`. Failed calls raise OSError.
 
-`clone` is fork with namespaces. Its child is a direct child of the caller from the start, which unshare and fork cannot
-give to an ordinary user.
+`clone` is fork with namespaces. The child starts inside the new namespaces and is a direct child of the caller. With
+unshare and fork, an ordinary user cannot have both.
 """
 
 import ctypes
@@ -76,7 +76,7 @@ def prctl(option: int, value: int = 0) -> int:
 
 
 def set_attributes(path: str, attributes: int, *, recursive: bool) -> None:
-    """Add attributes to a mount (mount_setattr(2), Linux 5.12). It keeps those that it has."""
+    """Add attributes to a mount (mount_setattr(2), Linux 5.12). The mount keeps its other attributes."""
     change = struct.pack("=QQQQ", attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     _checked(_syscall(_MOUNT_SETATTR, _AT_FDCWD, _bytes(path), _uint(flags), change, _ulong(len(change))), path)
@@ -137,7 +137,7 @@ def _syscall(number: int, *arguments: Any) -> int:
 
 
 def default_signals() -> None:
-    """Reset all signal handlers without Python's knowledge, for a process that is about to exec."""
+    """Reset all signal handlers directly in the C library, for a process that is about to exec."""
     for number in range(1, 65):
         _libc.signal(number, None)
     # The C library reserves 32 and 33 and refuses to change them. The agent's parent may have left them ignored.

@@ -4,10 +4,10 @@
     2016-10-06T00:17:09.669794203Z stderr P a part of a line
     {"log":"a line\\n","stream":"stdout","time":"2016-10-20T18:39:20.57606443Z"}
 
-Input: bytes. Output: a `LogLine` with the bytes that the container wrote. The content ends with a newline if the
-container ended its line there, so the tag needs no field. `LogTime` keeps the nanoseconds and the offset of the text,
-because `datetime` has neither nanoseconds nor the year 0 that Go accepts. `container_log` writes these files.
-Kubelet counterpart: k8s.io/cri-client/pkg/logs.
+Input: bytes. Output: a `LogLine` with the bytes that the container wrote. The content ends with a newline if the line
+is complete (tag F), so `LogLine` has no field for the tag. `LogTime` keeps the nanoseconds and the offset of the text,
+because `datetime` has neither nanoseconds nor the year 0 that Go accepts. `container_log` writes these files. Kubelet
+counterpart: k8s.io/cri-client/pkg/logs.
 """
 
 import json
@@ -75,15 +75,15 @@ def parse_log_time(text: bytes) -> LogTime:
         raise _unreadable(text, "expected a time like 2016-10-06T00:17:09.669794202Z")
     year, month, day, hour, minute, second = (int(found[group]) for group in range(1, 7))
     if not (1 <= month <= 12 and 1 <= day <= _days_in(year, month)):
-        raise _unreadable(text, "no such day")
+        raise _unreadable(text, "the day does not exist")
     if hour > 23 or minute > 59 or second > 59:
-        raise _unreadable(text, "no such time of day")
+        raise _unreadable(text, "the time of day does not exist")
     nanosecond = int((found[7] or b"")[:9].ljust(9, b"0"))
     offset_minutes = 0
     if found[8] is not None:
         offset_hours, minutes_more = int(found[9]), int(found[10])
         if offset_hours > 24 or minutes_more > 60:  # Go accepts 24 hours and 60 minutes
-            raise _unreadable(text, "no such UTC offset")
+            raise _unreadable(text, "the UTC offset does not exist")
         offset_minutes = (offset_hours * 60 + minutes_more) * (-1 if found[8] == b"-" else 1)
     seconds = _days_before(year, month, day) * _DAY_SECONDS + (hour * 60 + minute - offset_minutes) * 60 + second
     return LogTime(UnixNanoseconds(seconds * _NANOSECONDS + nanosecond), offset_minutes)

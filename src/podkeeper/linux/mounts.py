@@ -82,7 +82,7 @@ def visible(mounts: Iterable[MountPoint]) -> dict[str, MountPoint]:
         top = waiting.pop()
         below = children.get(top.id, [])
         if over := [mount for mount in below if mount.path == top.path]:
-            waiting.append(over[-1])  # it covers `top` entirely
+            waiting.append(over[-1])  # the last mount covers `top` completely
             continue
         found[top.path] = top
         paths = {mount.path for mount in below}
@@ -102,7 +102,7 @@ def file_system_of(path: str) -> str:
     path = os.path.realpath(path)
     holding = [mount for mount in read() if mount.is_reachable and is_below(path, mount.path)]
     longest = max((len(mount.path) for mount in holding), default=0)
-    # Of several mounts on the same path, the last one lies on top.
+    # If several mounts have the same path, the last one is visible.
     return next((mount.file_system for mount in reversed(holding) if len(mount.path) == longest), "")
 
 

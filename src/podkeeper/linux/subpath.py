@@ -5,7 +5,7 @@ is no gap between the check and the mount. Containers write to volumes, so each 
 name in it. Links inside the volume are followed. Absolute links and links out of the volume are refused. Missing
 directories are created with the mode of the volume.
 
-A descriptor keeps showing the file that it was opened for. So the sub-path of a ConfigMap or Secret volume does not
+A descriptor stays bound to the file that was opened. So the sub-path of a ConfigMap or Secret volume does not
 follow updates, as in the kubelet. Kubelet counterpart: pkg/volume/util/subpath.
 """
 

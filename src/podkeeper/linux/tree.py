@@ -1,8 +1,8 @@
 """Open, create, measure and remove directories that untrusted processes write to.
 
 Each step goes from an open directory to one name in it and never follows a symbolic link. So a link that a container
-creates, even during the operation, leads nowhere. `remove_tree` and `disk_usage` check each open directory and stay on
-one mount: files behind a mount are never deleted. All functions raise OSError.
+creates, even during the operation, is never followed. `remove_tree` and `disk_usage` check each open directory and stay
+on one mount: files behind a mount are never deleted. All functions raise OSError.
 """
 
 import errno
@@ -155,14 +155,18 @@ def _open_to_empty(directory: int, name: str, mount: int, path: str) -> int:
     except PermissionError:
         with opened(open_anything(directory, name)) as held:
             if stat.S_ISDIR(os.fstat(held).st_mode) and mount_id(held) == mount:
-                with suppress(PermissionError):  # of another user: the next line raises
+                with suppress(PermissionError):  # a file of another user: the next call raises
                     chmod_held(held, 0o700)
         child = open_child(directory, name)
     try:
         if mount_id(child) != mount:
-            raise OSError(errno.EBUSY, "something is mounted there, and files behind a mount are not deleted", path)
+            raise OSError(
+                errno.EBUSY,
+                "a file system is mounted here; unmount it first, because files behind a mount are not deleted",
+                path,
+            )
         if os.fstat(child).st_mode & 0o700 != 0o700:
-            with suppress(PermissionError):  # of another user: the removal raises
+            with suppress(PermissionError):  # a directory of another user: the removal raises
                 os.fchmod(child, 0o700)
     except BaseException:
         os.close(child)
@@ -171,7 +175,7 @@ def _open_to_empty(directory: int, name: str, mount: int, path: str) -> int:
 
 
 def _checked(name: str) -> str:
-    """Return a name that leads to no other directory. Raises OSError."""
+    """Return a name that is a single path component. Raises OSError."""
     if not name or "/" in name or "\0" in name or name in (".", ".."):
-        raise OSError(errno.EINVAL, "not a file name", name)
+        raise OSError(errno.EINVAL, "not a file name: empty, '.', '..' or with a slash", name)
     return name

@@ -64,10 +64,10 @@ POD_WORKER_WAIT: Final = HistogramFamily(
     "podkeeper_pod_worker_wait_seconds", "Time from a pod update to the start of its sync.", _OPERATION
 )
 POD_WORKER_START: Final = HistogramFamily(
-    "kubelet_pod_worker_start_duration_seconds", "Time from first seeing a pod to its first sync."
+    "kubelet_pod_worker_start_duration_seconds", "Time from receiving a pod to its first sync."
 )
 POD_STARTS: Final = HistogramFamily(
-    "kubelet_pod_start_duration_seconds", "Time from first seeing a pod to seeing it run.", (), _START
+    "kubelet_pod_start_duration_seconds", "Time from receiving a pod until it runs.", (), _START
 )
 STATUS_SYNCS: Final = HistogramFamily(
     "kubelet_pod_status_sync_duration_seconds",
@@ -108,7 +108,9 @@ RELISTS: Final = HistogramFamily("kubelet_pleg_relist_duration_seconds", "Durati
 RELIST_INTERVALS: Final = HistogramFamily("kubelet_pleg_relist_interval_seconds", "Time between two relists.")
 DISCARDED_EVENTS: Final = CounterFamily("kubelet_pleg_discard_events", "Lifecycle events dropped.")
 LAST_SEEN: Final = GaugeFamily("kubelet_pleg_last_seen_seconds", "Unix time of the last relist.")
-INSPECTIONS: Final = HistogramFamily("podkeeper_pleg_look_duration_seconds", "Duration of the inspection of one pod.")
+INSPECTIONS: Final = HistogramFamily(
+    "podkeeper_pleg_inspection_duration_seconds", "Duration of the inspection of one pod."
+)
 MISSED_EVENTS: Final = CounterFamily(
     "podkeeper_pleg_missed_events_total", "Changed pods that a relist found because no event reported them."
 )
@@ -213,7 +215,10 @@ def image_size_label(size_bytes: int) -> str:
 
 
 def rejection_label(reason: str) -> str:
-    """Return the label of a rejection. Unknown reasons share one, because pod authors choose them."""
+    """Return the label of a rejection.
+
+    All unknown reasons share one label. Otherwise pod authors could create any number of series.
+    """
     if reason in _REJECTIONS:
         return reason
     return "OutOfExtendedResources" if reason.startswith("OutOf") else "Other"

@@ -1,10 +1,10 @@
-"""Exception classes, grouped by what the handler does with them.
+"""Exception classes, grouped by how the caller handles them.
 
 * `TryLater`: the pod is valid. The same sync may succeed later.
 * `GiveUp`: the pod can never run on this node.
 * `BadInput`: an input is invalid. It names the object, the field, the value found and the value expected.
 
-Every other exception is a bug, and no code catches it by name. Messages start with "cannot". Errors about a field are
+Every other exception is a bug. Messages start with "cannot". Errors about a field are
 the exception: they use the wording of Kubernetes field errors ("Invalid value: ..."), because users search for it.
 """
 
@@ -14,9 +14,9 @@ from datetime import datetime
 from typing import Final
 
 UNDECODABLE: Final = (ValueError, RecursionError)
-"""What `msgspec.json.decode` raises for stored bytes that are not what was written.
+"""The exceptions of `msgspec.json.decode` for damaged stored bytes.
 
-ValueError stands for malformed JSON, wrong types and text that is not UTF-8. RecursionError stands for deep nesting.
+ValueError: malformed JSON, wrong types, or text that is not UTF-8. RecursionError: deep nesting.
 """
 
 _MAX_SHOWN: Final = 80
@@ -104,7 +104,7 @@ class Problem:
     """One error in an input: the place, the value found and the value expected."""
 
     message: str
-    field: str = ""  # "spec.containers[0].image"; empty if the whole document is meant
+    field: str = ""  # "spec.containers[0].image"; empty: the whole document
     file: str = ""
     line: int = 0  # starts at 1; 0 if unknown
 

@@ -62,7 +62,7 @@ KUBELET_FIELDS: Final = frozenset({
 
 
 class KubeletX509Authentication(Wire, frozen=True):
-    """Clients with a certificate signed by this authority are authenticated by its name."""
+    """Authenticate clients by a certificate of this authority. The user is the common name of the certificate."""
 
     client_ca_file: str | None = field(default=None, name="clientCAFile")
 
@@ -243,7 +243,8 @@ class UnsupportedFields:
 def read_kubelet_configuration(document: Document) -> KubeletConfiguration:
     """Return the configuration in a document, without defaults. Raises `BadInput` with all problems."""
     if (document.api_version, document.kind) != (API_VERSION, KIND):
-        message = f"Unsupported value: {quoted(document.kind)}: must be kind {KIND} of apiVersion {API_VERSION}"
+        supported = f"{quoted(KIND)} of apiVersion {quoted(API_VERSION)}"
+        message = f"Unsupported value: {quoted(document.kind)}: supported values: {supported}"
         raise BadInput(document.problem(message, "kind"))
     config = decode(document, KubeletConfiguration)
     problems = []

@@ -1,7 +1,7 @@
 """Requests to containers and their results, for probes and lifecycle hooks.
 
-`rules.probe` creates the requests and evaluates the results. The prober port and the runtime's exec only report what
-happened.
+`rules.probe` creates the requests and evaluates the results. The prober port and the runtime's exec only report the
+result.
 """
 
 from collections.abc import Mapping

@@ -7,8 +7,8 @@ subtracts without loss, and formats itself in Kubernetes' canonical form. No flo
 * A binary quantity (`Ki` ... `Ei`) is capped at the largest int64. The other formats are not.
 * A text that is canonical, or looks so (`1.500`, `+5`), is written back unchanged.
 
-Two deliberate differences: exponents and digits beyond a thousand are rejected instead of using all memory, and `value`
-saturates where Go overflows.
+Two deliberate differences: more than 1000 digits or an exponent above 1000 is rejected, because it could use all
+memory. And `value` saturates where Go overflows.
 
 Kubelet counterpart: apimachinery/pkg/api/resource.
 """
@@ -36,7 +36,8 @@ _LIMIT: Final = 1000  # of exponents and of digits; Go has no limit and can hang
 
 _SHAPE: Final = re.compile(r"([+-]?)([0-9]*)(?:(\.)([0-9]*))?([eEinumkKMGTP]*[-+]?[0-9]*)")
 _EXPONENT: Final = re.compile(r"[eE]([-+]?[0-9]+)")
-# The characters that Go trims. Not control characters, because Go trims JSON text, where they are escaped.
+# The characters that Go trims. Control characters are not among them: in JSON text they are escaped, so Go never sees
+# them.
 _BLANKS: Final = " \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 _DECIMAL_SUFFIXES: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -153,7 +154,8 @@ def _parse(text: str) -> Quantity:
     if small:
         return Quantity(unscaled, scale, form, text if kept else "")
     if not re.search("[0-9]", text[: match.start(5)]):
-        raise _invalid(text)  # a suffix alone means zero, except below a nano
+        # As in Go, a text without digits, such as "m", is zero, unless it needs the slow path below.
+        raise _invalid(text)
     return _bounded(unscaled, scale, form)
 
 

@@ -1,7 +1,7 @@
 """Records of a runtime's sandboxes, containers and images, as in the CRI.
 
 Ids are the runtime's own. `api_container_id` returns the API's format (`containerd://id`). Times are aware UTC
-datetimes. None means that it has not happened, or is unknown.
+datetimes. None: the event has not happened, or its time is unknown.
 """
 
 from datetime import datetime
@@ -63,7 +63,7 @@ class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True):
     state: RecordState
     image: str = ""
     image_id: str = ""  # the runtime's id
-    image_ref: str = ""  # shown in the status: mostly the name with its digest; "": the id
+    image_ref: str = ""  # shown in the status: usually the name with its digest; "": show the id
     spec_hash: str = ""  # hash of the spec it was created from
     sandbox_id: str = ""  # "": unknown, treated as the newest
     restart_count: int = 0

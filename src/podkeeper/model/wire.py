@@ -9,8 +9,8 @@ Three things look similar in JSON but differ: an absent field, a field that is `
   in Python. Absent or `null` decodes to the zero value, and the zero value is written.
 * Times that Go holds by value are the exception: `lastProbeTime: null` is written.
 
-Every struct is frozen and `gc=False` (API objects are trees), so sharing replaces copying. `tools/generate_model.py`
-generates code that uses these names.
+Every struct is frozen, so parts can be shared instead of copied. `gc=False` is safe, because API objects are trees
+without cycles. `tools/generate_model.py` generates code that uses these names.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar

@@ -21,7 +21,7 @@ class ObjectReader(Protocol):
         """Return the object. Raise NotFound.
 
         A watch cache may answer if it has the object. NotFound must come from a consistent read of the API server,
-        because pods are stopped when it is raised.
+        because the agent stops a pod after NotFound.
         """
 
 

@@ -13,10 +13,16 @@ class Cgroups(Protocol):
         """Create or update the cgroup of a pod. Return the cgroup parent of its containers, or "" without cgroups."""
 
     async def remove(self, uid: PodUID) -> None:
-        """Kill all processes in the cgroup of a pod and remove it. Return when it is gone. Unknown counts as gone."""
+        """Kill all processes in the cgroup of a pod and remove it.
+
+        Return when the cgroup no longer exists. An unknown pod is ignored.
+        """
 
     async def throttle(self, uid: PodUID) -> None:
-        """Give the cgroup of a pod the minimum of CPU, because only its volumes are still in use."""
+        """Reduce the cgroup of a pod to the minimum CPU share.
+
+        The pod has terminated, but a volume is still mounted.
+        """
 
     async def list_pods(self) -> frozenset[PodUID]:
         """Return the pods that have a cgroup."""

@@ -1,6 +1,6 @@
 """Crash-safe local state.
 
-It holds what neither the runtime nor the API can report after a restart.
+It stores state that neither the runtime nor the API can report after a restart.
 """
 
 from collections.abc import Mapping

@@ -9,7 +9,7 @@ class Prober(Protocol):
     """Makes one request and reports the result. A failure of the other side never raises."""
 
     async def http(self, request: HttpRequest, timeout_seconds: float) -> HttpEnd:
-        """Send a request. Follow redirects within the host. A redirect to another host is the answer."""
+        """Send a request. Follow redirects within the host. A redirect to another host is returned as the response."""
 
     async def tcp(self, endpoint: Endpoint, timeout_seconds: float) -> str | None:
         """Connect and close. Return None, or the text of the error."""

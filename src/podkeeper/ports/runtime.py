@@ -1,8 +1,8 @@
 """Container runtimes: CRI-shaped primitives, split into Protocols by consumer.
 
-The engine computes the plan and executes it with these calls. A runtime decides nothing. IDs are those of the runtime.
-Mutating calls are idempotent. For stopping and removing, an unknown ID counts as gone. Each call has a deadline. A call
-that exceeds it raises `CallTimedOut` and may have taken effect.
+The engine computes the plan and executes it with these calls. A runtime decides nothing. The runtime assigns the IDs.
+Mutating calls are idempotent. Stopping or removing an unknown ID succeeds. Each call has a deadline. A call that
+exceeds it raises `CallTimedOut` and may have taken effect.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -16,16 +16,20 @@ from podkeeper.model.stats import PodStats
 
 
 class Sandboxes(Protocol):
-    """Pod sandboxes: what the containers of a pod share."""
+    """Pod sandboxes: the namespaces and the network that the containers of a pod share."""
 
     async def run_sandbox(self, config: SandboxConfig) -> str:
         """Create and start a sandbox. Return its ID when it is ready.
 
-        A sandbox of an earlier call with the same pod and attempt is adopted, or removed and created again.
+        If an earlier call with the same pod and attempt created a sandbox, adopt it if it is ready. Otherwise remove it
+        and create a new one.
         """
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Stop a sandbox and kill everything that still runs in it. Return when it and its network are gone."""
+        """Stop a sandbox and kill everything that still runs in it.
+
+        Return when its processes have exited and its network is released.
+        """
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
         """Remove a sandbox and all its containers. Kill running containers."""

@@ -18,6 +18,6 @@ class Source(Protocol):
     async def run(self, send: SendUpdate, /) -> None:
         """Send the desired pods now and whenever they change, until cancelled.
 
-        The first update is a SET, even if it is empty, as soon as the source has read its pods. The source retries
+        As soon as the source has read its pods, it sends a SET, even if it is empty. The source retries
         errors with backoff. An update stays valid until the source sends another one.
         """

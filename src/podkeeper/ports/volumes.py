@@ -17,7 +17,7 @@ class Volumes(Protocol):
         """
 
     async def unmount(self, uid: PodUID) -> None:
-        """Unmount all volumes of a pod. Return when nothing of it is mounted. An unknown pod has no mounts.
+        """Unmount all volumes of a pod. Return when the pod has no mounts. An unknown pod has none.
 
         Never delete the data behind a mount. Raise TryLater while a volume is in use.
         """

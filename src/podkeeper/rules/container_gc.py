@@ -1,9 +1,9 @@
 """Container garbage collection: which dead containers and sandboxes to remove.
 
-In: the record of a pod. Out: IDs. The newest exit of each container name is kept, because its exit code, logs and
-times are shown and decide about restarts. Older exits are removed. So are containers that never started or are in an
-unknown state, once there is a newer one. When a pod is deleted, everything is removed. Running containers are never
-removed. The newest container of a name and its highest attempt are kept, because either may be about to start.
+In: the record of a pod. Out: IDs. The newest exited container of each name is kept, because users see its exit code,
+logs and times, and restarts depend on them. Older exits are removed. Containers that never started or are in state
+UNKNOWN are removed once there is a newer one. When a pod is deleted, everything is removed. Running containers are
+never removed. The newest container of a name and its highest attempt are kept, because either may be about to start.
 Kubelet counterpart: pkg/kubelet/pod_container_deletor.go and pkg/kubelet/kuberuntime/kuberuntime_gc.go.
 """
 

@@ -1,4 +1,4 @@
-"""Convert what the sync loop receives to updates for the pod workers.
+"""Convert messages of the sync loop to updates for the pod workers.
 
     config updates, lifecycle events, probe results, due work  -->  updates for the workers (or nothing)
 
@@ -43,7 +43,10 @@ _BY_FORCE = KillOptions(grace_override_seconds=FORCED_GRACE_SECONDS)
 
 
 class AdmissionNeeded(msgspec.Struct, frozen=True):
-    """Admit the pod first. Then send the update to the workers, otherwise apply `rejection`."""
+    """The caller must decide about admission.
+
+    If the pod is admitted, send `update` to the workers. Otherwise call `rejection`.
+    """
 
     update: Update
 
@@ -101,7 +104,7 @@ def on_addition(pair: PodAndMirror, at: float, *, termination_requested: bool) -
 
 
 def on_update(pair: PodAndMirror, at: float) -> Update | None:
-    """Handle a changed pod. A graceful deletion is such a change, too."""
+    """Handle a changed pod. A graceful deletion is also such a change."""
     if pair.pod is None:
         return None
     return Update(type=UpdateType.UPDATE, pod=pair.pod, mirror_pod=pair.mirror, start_time=at)
@@ -126,7 +129,7 @@ def on_removal_at_once(pair: PodAndMirror, at: float, *, all_sources_ready: bool
       starts although the API has never answered. The kubelet leaves it to housekeeping, which waits for the API.
     * The API keeps a pod until its node has stopped it. A pod that disappears was force-deleted, so its grace period
       no longer applies. The kubelet grants the full grace period.
-    * A static pod whose mirror pod was removed gets a new one now. The kubelet notices that a minute later.
+    * A static pod whose mirror pod was removed gets a new one now. The kubelet creates it up to a minute later.
     """
     pod = pair.pod
     if pod is None:

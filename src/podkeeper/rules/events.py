@@ -9,8 +9,8 @@ ten minutes pass without a similar event. Each type (Normal, Warning) allows 25 
 more every five minutes. A dropped event still counts, and the next write shows it. The tables have the size of
 `EventLimits` and drop the least recently used entry first.
 
-Kubelet counterpart: `EventCorrelator` in client-go's tools/record. It drops any of the ten messages. We drop the
-newest, so that the first nine stay separate.
+Kubelet counterpart: `EventCorrelator` in client-go's tools/record. It drops a random one of the ten messages from its
+table. This module drops the newest, so that the first nine stay separate events.
 """
 
 import re

@@ -50,7 +50,7 @@ def shortage_eviction(message: str, *, by_own_limits: bool) -> Eviction:
 def deadline_of(pod: Pod, published: PodStatus | None) -> datetime | None:
     """Return the active deadline of a pod. None if it has none or has not started.
 
-    `published` is our own last status, if any. Otherwise the status in the API counts.
+    `published` is our own last status, if any. Otherwise the status in the API is used.
     """
     deadline_seconds = pod.spec.active_deadline_seconds
     started = instant((pod.status if published is None else published).start_time)

@@ -3,8 +3,8 @@
 In: the grace periods of the API object, the kill and the spec, and the current one. Out: the effective seconds.
 `rules.container.grace` computes the grace period of a container.
 
-A grace period only becomes shorter, with one quirk of the kubelet: an explicit 0 counts as 1 s, but as unset for the
-values that follow, which may then make it longer. Kubelet counterpart: `calculateEffectiveGracePeriod` and
+A grace period only becomes shorter, with one quirk of the kubelet. An explicit 0 counts as 1 s. But the next value
+treats it as unset, and may then make the grace period longer. Kubelet counterpart: `calculateEffectiveGracePeriod` and
 `killPodNow` in pkg/kubelet/pod_workers.go.
 """
 

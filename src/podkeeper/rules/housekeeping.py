@@ -2,10 +2,10 @@
 
     list pod cgroups -> sync known pods -> list the runtime -> [ cleanup_plan ] -> the shell executes the plan
 
-The order matters. A cgroup listed *before* the workers are synced cannot belong to a pod that they do not know yet.
-A runtime listed *afterwards* shows what still runs. The loop continues meanwhile, so pods that were updated since
-then count as known. In: a `CleanupInput`, taken at one moment. Out: a `CleanupPlan`. Its parts do not depend on each
-other. The next round repeats what failed.
+The order matters. Cgroups are listed *before* the workers are synced, so they cannot belong to a pod that has no worker
+yet. The runtime is listed *afterwards*, so it shows which pods still run. The sync loop continues meanwhile, so pods
+updated since then count as known. In: a `CleanupInput`, taken at one moment. Out: a `CleanupPlan`. Its parts do not
+depend on each other. The next round repeats what failed.
 
 `cleanup_plan` must not run before all sources are ready, because the pods of a missing source would look orphaned.
 `restart_of` may run earlier: housekeeping uses it to restart static pods while a source is missing. Kubelet
@@ -25,7 +25,7 @@ from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
 
 ORPHAN_GRACE_SECONDS = 1
-"""The grace period of a pod that only the runtime knows, because its spec is not available."""
+"""The grace period of a pod that only the runtime has. Its own grace period is unknown, because there is no spec."""
 
 
 class WorkerPredicates(Protocol):
@@ -74,7 +74,7 @@ class CleanupPlan:
     dead_pods_to_remove: tuple[PodRecord, ...] = ()  # dead orphaned pods without a worker
     cgroups_to_remove: frozenset[PodUID]
     cgroups_to_throttle: frozenset[PodUID]  # of removed pods with a mounted volume; it accounts for memory
-    to_confirm: tuple[PodRecord, ...] = ()  # no source has them; ask the API before their resources are removed
+    to_confirm: tuple[PodRecord, ...] = ()  # no source has them; query the API before their resources are removed
 
     @property
     def has_work(self) -> bool:
@@ -165,7 +165,7 @@ def restart_of(pod: Pod, mirror: Pod | None, published_phase: str | None, worker
 def _to_confirm(given: CleanupInput, known: Collection[str], desired: Collection[str]) -> tuple[PodRecord, ...]:
     """Return runtime pods that look orphaned, but may only be missing in a stale list.
 
-    Skip pods without a name, because the API cannot be asked about them.
+    Skip pods without a name, because a GET needs one.
     """
     if given.absent is None:
         return ()

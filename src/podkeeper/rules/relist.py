@@ -58,9 +58,10 @@ def current_containers_first(record: PodRecord) -> PodRecord:
     The current container is the running one, otherwise the latest attempt that has started or can still start next.
 
     A create call of a killed agent may take effect late. It creates an earlier attempt again, or a later one that the
-    next agent does not know. Sorted by time or by number alone, such a container would hide the one that runs or has
-    run, and the agent would start another. A container that has not started does not count if a newer one has, or if
-    it was created before another one ended: the next attempt is created only after that.
+    next agent did not request. If containers were sorted only by time or only by attempt, such a container would hide
+    the one that runs or has run, and the agent would start another. So a container that never started is ignored in two
+    cases. A newer container has started, or it was created before another one of its name exited. The agent creates the
+    next attempt only after that exit.
     """
     firsts: dict[str, tuple[bool, bool, int]] = {}
     started: set[str] = set()

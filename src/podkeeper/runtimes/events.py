@@ -1,11 +1,11 @@
 """Events of sandboxes and containers, for any number of consumers.
 
-All our runtimes use it.
+All runtimes of podkeeper use it.
 
     runtime --send--> EventHub --filters--> EventStream, EventStream      (each has its own bounded queue)
 
 If a consumer does not keep up, its stream breaks, so that it relists. Tests use the filters to drop, repeat, delay or
-reorder events. Each filter gets what the one before it lets through.
+reorder events. Each filter receives the output of the previous one.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class EventStream:
             return
         if len(self._queue) >= self._limit:
             self._queue.clear()
-            self.close(RuntimeUnavailable(f"cannot send more events: {self._limit} are not consumed"))
+            self.close(RuntimeUnavailable(f"cannot send more events: the consumer has not read {self._limit} events"))
             return
         self._queue.append(event)
         self._wake()

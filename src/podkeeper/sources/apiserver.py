@@ -4,8 +4,8 @@
       ^                                                                         |
       `--- Gone, three watches without events, half an hour, unexpected error --'
 
-`ReflectorState` decides what a list or an event changes. It does not await or log. `ApiSource` sends the requests, and
-pauses between them, so that no answer of the server can cause a hot loop.
+`ReflectorState` decides what a list or an event changes. It does not await or log. `ApiSource` sends the requests. It
+pauses between them, so that no response of the server can cause a hot loop.
 
 Guarantees:
 
@@ -16,8 +16,9 @@ Guarantees:
   that are not numbers are only compared for equality.
 * A list that is older than a known version is rejected and requested again. After seven such lists (over a minute), the
   server was probably restored from a backup or replaced, so the list is accepted.
-* With checkpoints, versions from before a restart count as known, too. The position is stored before the end of a pod
-  is sent, so a stale answer cannot make a restarted agent start the pod again.
+* With checkpoints, versions from before a restart also count as known. Before the source sends the end of a pod
+  (deleted, removed or terminal), it stores the position. So a stale list cannot make a restarted agent start the pod
+  again.
 * The position is stored after the pods (`store`) and becomes durable with them. If it became durable first, a crash
   could leave a position after a deletion and a stored pod from before it. The next agent would start the deleted pod.
 * A stream without events and bookmarks for five minutes counts as broken. About every half hour, a list recovers
@@ -138,7 +139,7 @@ class ReflectorState:
         return number is not None and self._complete_up_to is not None and number <= self._complete_up_to
 
     def _complete(self, version: str) -> None:
-        """Record that all events up to a version are known. Earlier deletions need not be kept any more."""
+        """Record that all events up to a version are known. Drop earlier deletions."""
         number = version_number(version)
         if number is not None and not self._is_covered(version):
             self._complete_up_to = number
@@ -151,7 +152,7 @@ def is_usable(pod: Pod) -> bool:
 
 
 def _ends_pod(update: PodUpdate) -> bool:
-    """Return whether an update deletes, removes or completes a pod. This must not be lost by a crash."""
+    """Return whether an update deletes, removes or completes a pod. A crash must not lose such an update."""
     return update.op in (Op.SET, Op.REMOVE) or any(
         pod.metadata.deletion_timestamp is not None or is_terminal(pod.status.phase) for pod in update.pods
     )
@@ -258,7 +259,10 @@ class ApiSource:
         return 0.0
 
     def _accepts_stale_list(self) -> bool:
-        """Count a stale list. Returns whether there were so many that the server must have been restored."""
+        """Count a stale list.
+
+        Returns whether there were enough in a row to assume that the server was restored from a backup.
+        """
         self._stale_lists += 1
         if self._stale_lists < self._timing.stale_lists:
             return False
@@ -329,14 +333,14 @@ class ApiSource:
             emit(update)
             return
         except AgentError as error:
-            log.error("%s of %d pods from the API was refused: %s", update.op, len(update.pods), error)
+            log.error("the storage rejected %s of %d pods from the API: %s", update.op, len(update.pods), error)
         except Exception:
-            log.exception("%s of %d pods from the API failed unexpectedly", update.op, len(update.pods))
+            log.exception("unexpected error while sending %s of %d pods from the API", update.op, len(update.pods))
         self._list_due = min(self._list_due, self._clock.monotonic() + self._timing.longest_pause)
 
     def _report_unusable(self, pod: Pod) -> None:
         log.error("cannot use pod %s of the API: it has no %s", full_name(pod), "name" if pod.metadata.uid else "UID")
-        self._report(f"refused pod {full_name(pod)}")
+        self._report(f"ignored pod {full_name(pod)}: it has no name or no UID")
 
     def _after_watch(self, end: _WatchEnd, seconds: float, made_progress: bool) -> float:
         """Decide whether to list after a watch. Returns the pause before the next try."""

@@ -13,7 +13,8 @@ Guarantees:
   paths could be listed once, the source is not ready.
 * If a file is removed, its pods are removed after 0.2 s.
 * Incomplete files are not read: see `manifest_scan.py` and `watch.py`.
-* A missing path is reported once and watched. If inotify is not available, the source polls every 20 s and logs that.
+* A missing path is reported once and watched. If inotify is not available, the source logs a warning and polls every 20
+  s.
 
 The event loop never waits for a file system. Kubelet counterparts: pkg/kubelet/config/file.go and file_linux.go.
 """

@@ -62,7 +62,7 @@ class HttpSource:
         `fetcher` fetches the URL. None: use aiohttp.
         """
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise BadInput(Problem(f"cannot fetch manifests from {shown_url(url)!r}; expected http[s]://HOST/PATH"))
+            raise BadInput(Problem(f"cannot fetch manifests from {shown_url(url)!r}: expected http[s]://HOST/PATH"))
         self._url = url
         self._location = shown_url(url)
         self._reader = ManifestReader(node_name, has_store=objects is not None)
@@ -116,7 +116,7 @@ class HttpSource:
         fetched = await fetcher.fetch(self._etag if last is not None else "")
         if fetched is None:
             if last is None:
-                raise FetchFailed("cannot fetch it: 304 Not Modified")
+                raise FetchFailed("cannot fetch the manifest: status 304 without a previous body")
             return last
         data = fetched.body
         if not data.strip():

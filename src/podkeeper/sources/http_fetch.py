@@ -40,7 +40,7 @@ class FetchedBody:
 
 
 class Fetcher(Protocol):
-    """A URL that can be fetched while it is open. It can be opened again after it was closed."""
+    """Fetches one URL inside an `async with` block. It can be entered again."""
 
     async def __aenter__(self) -> "Fetcher":
         """Open the connection pool."""
@@ -82,13 +82,16 @@ class HttpFetcher:
                 if response.status == 304:
                     return None
                 if response.status != 200:
-                    raise FetchFailed(f"cannot fetch it: {response.status} {response.reason or ''}".rstrip())
+                    raise FetchFailed(
+                        f"cannot fetch the manifest: HTTP status {response.status} {response.reason or ''}".rstrip()
+                        + ", expected 200"
+                    )
                 return FetchedBody(await _body(response), response.headers.get("ETag", ""))
         except TimeoutError:
-            raise FetchFailed(f"cannot fetch it: no answer within {ANSWER_SECONDS:.0f} s") from None
+            raise FetchFailed(f"cannot fetch the manifest: no response within {ANSWER_SECONDS:.0f} s") from None
         except (self._http.ClientError, OSError, ValueError) as error:
             reason = str(error).replace(self._url, shown_url(self._url)) or type(error).__name__
-            raise FetchFailed(f"cannot fetch it: {reason}") from error
+            raise FetchFailed(f"cannot fetch the manifest: {reason}") from error
 
 
 def shown_url(url: str) -> str:
@@ -102,7 +105,7 @@ async def _body(response: "aiohttp.ClientResponse") -> bytes:
     async for chunk in response.content.iter_chunked(64 * 1024):
         data += chunk
         if len(data) > MAX_BYTES:
-            raise FetchFailed(f"cannot fetch it: larger than {MAX_BYTES} bytes")
+            raise FetchFailed(f"cannot fetch the manifest: larger than {MAX_BYTES} bytes")
     return bytes(data)
 
 

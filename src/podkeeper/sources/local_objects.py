@@ -52,7 +52,7 @@ class LocalObjects:
         key = ObjectKey(kind.__name__, namespace or DEFAULT_NAMESPACE, name)
         found = self._all.get(key)
         if not isinstance(found, kind):
-            raise NotFound(f"{key} not found in this node's manifests; add it to the manifests of the pods")
+            raise NotFound(f"{key} not found in the manifests of this node; add it to a manifest file")
         return found
 
     def objects(self) -> tuple[LocalObject, ...]:

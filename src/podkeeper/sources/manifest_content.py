@@ -64,7 +64,7 @@ class ManifestReader:
     has_store: bool  # whether the node stores config maps and secrets, so that pods may refer to them
 
     def read(self, data: bytes, origin: Origin, name: str) -> ManifestContent:
-        """Read a manifest. Problems call it `name`. Never raises."""
+        """Read a manifest. `name` is its name in problems. Never raises."""
         try:
             return self._read(data, origin, name)
         except Exception as error:  # a bug that one manifest triggers must not affect the others

@@ -1,8 +1,8 @@
 """Find the manifest files of a path and the points to watch for changes.
 
 Input: the path of a directory or file, which may not exist. Output: the files to read, or the problem, and the points
-where a change of the path is visible: every symbolic link on the way, the last name, and the first missing name. So the
-watch also sees a directory that is created later or replaced by its link.
+to watch: every symbolic link in the path, the last name, and the first missing name. So the watch also reports a
+directory that is created later, or that a changed link replaces.
 
 As in the kubelet, names that start with a dot are ignored (a ConfigMap volume has `..data`), and so are subdirectories.
 In contrast to the kubelet, backup files of editors and package managers are ignored, too. Kubelet counterpart:
@@ -60,14 +60,14 @@ def list_files(path: str) -> PathListing:
         if stat.S_ISREG(mode):
             return PathListing((path,))
         if not stat.S_ISDIR(mode):
-            return PathListing(problem=_problem("cannot read it: neither a file nor a directory", path))
+            return PathListing(problem=_problem("cannot read the path: neither a file nor a directory", path))
         names = sorted(name for name in os.listdir(path) if not is_ignored(name))
         return PathListing(tuple(os.path.join(path, name) for name in names))
     except (FileNotFoundError, NotADirectoryError):
-        about = "no such file or directory; create a manifest or a directory there, podkeeper watches the path"
+        about = "no such file or directory; podkeeper watches the path, so create a manifest or a directory there"
         return PathListing(problem=_problem(about, path))
     except OSError as error:
-        return PathListing(problem=_problem(f"cannot read it: {error.strerror}", path), certain=False)
+        return PathListing(problem=_problem(f"cannot read the path: {error.strerror}", path), certain=False)
 
 
 def watch_points(path: str) -> Iterator[WatchPoint]:

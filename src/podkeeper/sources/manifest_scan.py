@@ -4,12 +4,12 @@
                                          `--no: read--> manifest_content --> new content
 
 Input: paths and the time. Output: the content of each file, in order. A scan of 500 unchanged files takes a few
-milliseconds. It can hang with its file system, so it runs in a thread, one scan at a time.
+milliseconds. It hangs if a file system hangs, so it runs in a thread, one scan at a time.
 
 Guarantees:
 
 * A file counts as unchanged only if inode, size, mtime and ctime are the same. If it was read shortly after its last
-  change, it is read again, because the clock of a file system cannot distinguish two quick writes.
+  change, it is read again, because two quick writes may have the same mtime.
 * A file that is being written (`watch.py`) keeps its known content. Without a working watch, the same applies to files
   that changed within the last second.
 * A removed file keeps its known content for 0.2 s, because editors move the old file away before they write the new
@@ -174,10 +174,10 @@ class ManifestScanner:
             info = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             if os.path.islink(path):
-                return _unreadable_file(path, "cannot read it: the target of the symbolic link does not exist")
+                return _unreadable_file(path, "cannot read the file: the target of the symbolic link does not exist")
             return _missing(known, state)
         except OSError as error:
-            return _unreadable_file(path, f"cannot read it: {error.strerror}")
+            return _unreadable_file(path, f"cannot read the file: {error.strerror}")
         if known is not None and known.missing_since is not None:
             known = replace(known, missing_since=None)
         if path in state.unfinished:
@@ -196,7 +196,7 @@ class ManifestScanner:
         try:
             data = read_bytes(path)
         except OSError as error:
-            return _unreadable_file(path, f"cannot read it: {error.strerror or error}")
+            return _unreadable_file(path, f"cannot read the file: {error.strerror or error}")
         version = hashlib.blake2b(data, digest_size=16).digest()
         if known is not None and known.version == version:
             return replace(known, stamp=stamp)
@@ -231,7 +231,7 @@ def _missing(known: ScannedFile | None, state: _ScanState) -> ScannedFile | None
 
 def _not_a_file(path: str, mode: int, stamp: FileStamp) -> ScannedFile:
     """Return the state of a directory or special file. It holds no objects, so its content is complete."""
-    about = "cannot read it: not a regular file"
+    about = "cannot read the file: not a regular file"
     if stat.S_ISDIR(mode):
         about = "subdirectories are ignored; to use this one, add it as a separate path"
     return ScannedFile(ManifestContent(problems=(Problem(about, file=printable(path)),)), about.encode(), stamp)

@@ -103,5 +103,7 @@ class ObjectFiles:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid():
             os.close(descriptor)
-            raise OSError(errno.EPERM, f"{self._directory} belongs to user {found.st_uid}")
+            raise OSError(
+                errno.EPERM, f"cannot use {self._directory}: it belongs to user {found.st_uid}, expected {os.geteuid()}"
+            )
         return descriptor

@@ -12,8 +12,9 @@ With `stored_manifests`, static pods survive a restart of the agent while their 
   readable, it decides: if a manifest was removed in the meantime, its pods are removed.
 * Until the whole source was read once, pods are sent as ADD and REMOVE. A SET would declare the source as ready, and
   housekeeping would then kill the pods of the unread part.
-* If the source has read nothing within `timeout_seconds` (no answer, a hanging file system), the stored pods are sent.
-  Not sooner, because the manifest of a stored pod may have been removed, and the pod would start for a moment.
+* If the source has read nothing within `timeout_seconds` (no answer, a hung file system), the stored pods are sent.
+  They are not sent earlier, because the manifest of a stored pod may have been removed, and the pod would start
+  briefly.
 """
 
 import asyncio
@@ -114,7 +115,7 @@ class StaticPublisher:
             by_location[location] = LocationProblems(both, found[location].version, active.retained.get(location, 0))
         self._reporter.update(by_location)
         self._publish(active, emit, complete=complete)
-        # Set this last. If a step above raises, the next call must process the same contents again.
+        # Set these fields last. If a step above raises, the next call must process the same content again.
         self._found, self._path_problems = found, path_problems
 
     def report_unreadable(self, location: str, problem: Problem, version: object = None) -> None:
@@ -140,10 +141,10 @@ class StaticPublisher:
             self._sent, self._is_ready, self._possibly_sent = pods, is_ready, now
             return
         except AgentError as error:
-            log.error("%d pods from source %s were refused: %s", len(pods), self._source, error)
+            log.error("the storage rejected %d pods from source %s: %s", len(pods), self._source, error)
         except Exception:
-            log.exception("%d pods from source %s were refused unexpectedly", len(pods), self._source)
-        self._sent = None  # the receiver may have processed the update or not
+            log.exception("unexpected error while sending %d pods from source %s", len(pods), self._source)
+        self._sent = None  # it is unknown whether the receiver processed the update, so send all pods again
 
     def _partial(self, pods: tuple[Pod, ...]) -> tuple[PodUpdate, ...]:
         """Return the changes since the last update as REMOVE and ADD, which do not make the source ready."""

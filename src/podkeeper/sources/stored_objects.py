@@ -6,13 +6,14 @@
 Input: the API's reader, its provider of tokens, and a store that survives a reboot. Output: the same objects.
 docs/decisions/0010 has the decision and the risks.
 
-* The store is read until the API has answered one call for a config map, secret or token since the agent started.
-  After that, errors are passed on, as without a store. Other calls do not count.
+* The store is only used until the API answers the first call for a config map, secret or token after the start of the
+  agent. After that, callers get the errors of the API, as without a store. Other API calls do not count.
 * Config maps are stored. Secrets and tokens are stored only if `keep_secrets` is set. Secrets of type
   kubernetes.io/service-account-token are never stored: they are credentials of the cluster and do not expire.
 * `keep_for` removes objects that no pod of this node needs any more. If the API answers NotFound, the object is
   removed, too.
-* Callers never wait for a write. Failed writes are retried. They only affect the next offline start.
+* Callers never wait for a write. Failed writes are retried. A missing write only affects the next start without the
+  API.
 """
 
 import asyncio
@@ -100,7 +101,7 @@ class StoredObjects:
         self._stored: dict[str, bytes] = {}  # by name: the digest of the last write since the start
         self._pending: dict[str, bytes | None] = {}  # by name: to be written; None: to be removed
         self._work = asyncio.Event()
-        self._enqueued_since_drop = False  # an object was stored that may not be needed any more
+        self._enqueued_since_drop = False  # an object was queued since the last cleanup; its pod may have been removed
         self._needed: dict[str, tuple[PodSpec, frozenset[NeededObject]]] | None = None  # by UID of the pod
 
     # Reading.

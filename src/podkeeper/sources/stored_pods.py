@@ -11,8 +11,8 @@ Output: the source's updates, unchanged. If the node boots without the API, the 
 
 Guarantees:
 
-* Stored pods are sent as an ADD, which does not make the source ready. So no pod becomes an orphan because its
-  checkpoint was lost. The first SET of the source replaces all stored pods.
+* Stored pods are sent as an ADD, which does not make the source ready. So a pod whose checkpoint was lost does not
+  become an orphan. The first SET of the source replaces all stored pods.
 * A pod is stored before it is sent: when it is added, changed or deleted, and when it becomes terminal. Other
   changes of its status are not stored. So a deleted pod stays deleted after a restart, and a terminal one terminal.
 * The source passes each update to `store` before it sends it. If it stores its own progress, it does so after
@@ -128,7 +128,7 @@ class StoredPodsSource:
             try:
                 pod = msgspec.json.decode(data, type=Pod)
                 if pod.metadata.uid != uid or not pod.metadata.name:
-                    # The update with all stored pods would be refused because of this one.
+                    # The storage would reject the whole update because of this one pod.
                     raise ValueError("its UID differs from its key, or it has no name")
                 self._stored[uid] = pod
             except UNDECODABLE as error:

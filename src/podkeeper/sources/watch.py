@@ -24,7 +24,8 @@ _NAME_CHANGES: Final[int] = flags.CREATE | flags.MOVED_TO | flags.MOVED_FROM | f
 _END_OF_WATCH: Final[int] = flags.IGNORED | flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT
 _NAMES: Final[int] = _NAME_CHANGES | flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR | flags.MASK_ADD
 _WRITES: Final[int] = _NAMES | flags.MODIFY | flags.CLOSE_WRITE | flags.ATTRIB
-# Errors to ignore: the path was removed in the meantime, or a parent directory is not readable. Polling covers these.
+# Ignore these errors: the path was removed in the meantime, or a parent directory is not readable. Polling still
+# detects changes there.
 _IGNORED_ERRORS: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
 
 

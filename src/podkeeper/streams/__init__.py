@@ -8,7 +8,7 @@
     remote_command.py  exec and attach: streams for stdin, stdout, stderr, terminal size and exit status
     port_forward.py    TCP connections to a port of a pod
 
-SPDY/3.1 is obsolete, and no maintained Python library supports it. But the streaming servers of containerd and CRI-O
-need it, because their WebSocket protocol cannot report the end of stdin.
-Go counterparts: github.com/moby/spdystream and client-go's `tools`.
+SPDY/3.1 is obsolete, and no maintained Python library supports it. But it is the only protocol of containerd and CRI-O
+that can send the end of stdin. Their WebSocket protocol cannot. Go counterparts: github.com/moby/spdystream and
+client-go's `tools`.
 """

@@ -6,9 +6,9 @@ A `ReceiveBuffer` holds the received data of some streams in the order of arriva
 is full, the connection reads nothing more, and TCP makes the peer wait. So streams that must not block each other need
 connections of their own. (`windows.py` implements SPDY's own flow control, but no CRI runtime uses it.)
 
-If the connection breaks, waiting callers get `StreamsLost` after all data that arrived before. asyncio's stream reader
-would drop that data, and a runtime breaks the connection whenever it has unread stdin of a process that exited.
-Therefore this class is an `asyncio.Protocol`. Go counterpart: spdystream's Connection.
+If the connection breaks, `take` first returns the data that has arrived, then raises `StreamsLost`. A runtime breaks
+the connection whenever a process exits with unread stdin. asyncio's stream reader would then drop the received data, so
+this class is an `asyncio.Protocol`. Go counterpart: spdystream's Connection.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from podkeeper.streams.frames import (
 from podkeeper.streams.windows import CONNECTION, ReceiveWindows, SendWindows
 
 REPLY_SECONDS: Final = 30.0
-"""The kubelet waits as long for a stream to be accepted."""
+"""How long to wait until the runtime accepts a stream, as in the kubelet."""
 BUFFER_BYTES: Final = 256 * 1024
 FRAME_BYTES: Final = 32 * 1024
 CANCEL: Final = 5
@@ -45,7 +45,7 @@ _CLOSE_SECONDS: Final = 1.0
 
 
 class StreamsLost(RuntimeUnavailable):
-    """The connection broke, or the other side does not speak SPDY."""
+    """The connection broke, or the peer does not use SPDY."""
 
 
 class StreamClosed(RuntimeRefused):
@@ -196,8 +196,8 @@ class SpdyConnection(asyncio.Protocol):
     ) -> Stream:
         """Open a stream. `finished`: this side will send no data on it. Raises StreamsLost.
 
-        Data on the stream means that the peer accepted it and the stream `accepted_with` it. The explicit reply may
-        be queued behind more data than a buffer holds, and would never be read.
+        If data arrives on this stream, the peer has accepted both this stream and `accepted_with`. The explicit reply
+        may be queued behind more data than a buffer can hold, so it might never be read.
         """
         if self._is_going_away:
             raise StreamsLost(f"cannot open a stream: {self.lost or 'the runtime is closing the connection'}")
@@ -278,8 +278,8 @@ class SpdyConnection(asyncio.Protocol):
 
     def _give_back(self, number: int, count: int) -> None:
         self._receive_windows.add(number, count)
-        # Only to peers that use windows. spdystream ignores them and may close the connection before it has read this
-        # frame. The kernel then resets the connection, and data on its way to us is lost.
+        # Send window updates only to peers that use windows. spdystream ignores them and may close the connection
+        # before it has read this frame. The kernel then resets the connection, and the data in transit to us is lost.
         if self._send_windows.in_use and (delta := self._receive_windows.due(number)):
             self.send(WindowUpdate(number, delta))
 
@@ -343,7 +343,7 @@ class SpdyConnection(asyncio.Protocol):
             case GoAway(last_stream):
                 self._go_away(last_stream)
             case SynStream(number):
-                self.send(Reset(number, _REFUSED))  # clients accept no streams
+                self.send(Reset(number, _REFUSED))  # a client does not accept streams from the server
 
     def _pause_if_full(self, buffer: ReceiveBuffer) -> None:
         if buffer.is_full:

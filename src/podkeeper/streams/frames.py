@@ -3,9 +3,9 @@
     data      0 | stream (31 bits)              flags (8) | length (24) | data
     control   1 | version 3 (15) | type (16)    flags (8) | length (24) | fields
 
-No input or output. `Encoder` and `Decoder` hold the header compression of their direction. The decoder also holds the
-bytes of an incomplete frame. Frames of unknown types are ignored, as the specification requires.
-Go counterpart: spdystream's `spdy` package.
+This module does no I/O. `Encoder` and `Decoder` hold the header compression of their direction. The decoder also holds
+the bytes of an incomplete frame. Frames of unknown types are ignored, as the specification requires. Go counterpart:
+spdystream's `spdy` package.
 """
 
 import struct
@@ -163,7 +163,7 @@ class Decoder:
         try:
             return self._control_frame(first & 0xFFFF, fin, fields)
         except struct.error:
-            raise BadFrame(f"a control frame of type {first & 0xFFFF} with {len(fields)} bytes") from None
+            raise BadFrame(f"a malformed control frame of type {first & 0xFFFF} with {len(fields)} bytes") from None
         except BadHeaders as error:
             raise BadFrame(str(error)) from None
 
@@ -193,11 +193,14 @@ def _flags(fin: bool) -> int:
 
 
 def _check_control(first: int, second: int) -> None:
-    """Check the head of a control frame, so that invalid lengths are not waited for. Raises BadFrame."""
+    """Check the head of a control frame.
+
+    Otherwise the decoder would wait for the bytes of an invalid length. Raises BadFrame.
+    """
     if first >> 16 & 0x7FFF != VERSION:
-        raise BadFrame(f"a control frame of version {first >> 16 & 0x7FFF}, not {VERSION}")
+        raise BadFrame(f"a control frame of version {first >> 16 & 0x7FFF}, expected {VERSION}")
     if second & MAX_LENGTH > MAX_CONTROL_BYTES:
-        raise BadFrame(f"a control frame of {second & MAX_LENGTH} bytes")
+        raise BadFrame(f"a control frame of {second & MAX_LENGTH} bytes, which exceeds the limit")
 
 
 def _stream(fields: bytes) -> int:
@@ -211,7 +214,7 @@ def _stream_and_number(fields: bytes) -> tuple[int, int]:
 
 
 def _settings(fields: bytes) -> tuple[tuple[int, int], ...]:
-    """Return pairs of ID and value, without the flags that ask to persist a setting."""
+    """Return pairs of ID and value, without the flags that request persistence."""
     (count,) = _WORD.unpack_from(fields)
     if len(fields) != _WORD.size + count * _TWO_WORDS.size:
         raise BadFrame(f"a settings frame whose size does not match its {count} settings")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 MAX_BLOCK_BYTES: Final = 64 * 1024
-"""Limit of a decompressed block. Real blocks have about 100 bytes, a malicious one could have gigabytes."""
+"""Limit of a decompressed block. A real block has about 100 bytes. A malicious one could expand to gigabytes."""
 
 _NAMES: Final = (
     *("options", "head", "post", "put", "delete", "trace", "accept", "accept-charset", "accept-encoding"),

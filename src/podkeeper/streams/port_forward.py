@@ -1,6 +1,6 @@
 """Port forwarding: TCP connections to a port of a pod.
 
-Many of them share one connection to the runtime.
+Many TCP connections share one connection to the runtime.
 
 Each TCP connection has two streams with the same `requestid` and `port`: `data` in both directions, and `error`, on
 which the runtime reports why it could not forward. A forwarded connection has the interface of an exec session:
@@ -68,7 +68,7 @@ class ForwardedConnection:
     async def send(self, data: bytes) -> None:
         """Send data. Data after the peer has closed is dropped."""
         if self._data.ended:
-            return  # spdystream would keep the data and stop reading
+            return  # spdystream would block on the unread data and stop reading the whole connection
         with contextlib.suppress(StreamClosed, StreamsLost):
             await self._data.write(data)
 

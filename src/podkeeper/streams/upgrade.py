@@ -2,7 +2,7 @@
 
     POST /exec/TOKEN, Upgrade: SPDY/3.1, X-Stream-Protocol-Version: ours --> 101 and the chosen version
 
-For a minute, the URL gives access to the container, once. So it must not appear in messages or logs. If the runtime
+The URL gives access to the container once, within one minute. So it must not appear in messages or logs. If the runtime
 streams over TLS, this machine must trust its certificate for the host in the URL, as for the kubelet. A self-signed
 certificate is refused with that reason. Go counterparts: apimachinery's `util/proxy`, client-go's `transport/spdy`.
 """
@@ -51,7 +51,8 @@ async def _open(url: SplitResult, protocol: str, tls: ssl.SSLContext | None) -> 
     except ssl.SSLCertVerificationError as error:
         raise RuntimeRefused(
             f"cannot open streams: the certificate of the runtime's streaming server at {place} is not trusted "
-            f"({error.verify_message}); turn its TLS off (it listens on loopback), or have this machine trust it"
+            f"({error.verify_message}); disable TLS of the streaming server (it listens on loopback), or add its "
+            "certificate to the trust store of this machine"
         ) from None
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)  # asyncio's message has less detail

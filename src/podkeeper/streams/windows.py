@@ -2,7 +2,7 @@
 
 Sending data uses up both windows, and a WINDOW_UPDATE of the peer extends them. By the specification, each window has
 64 KiB at the start. But spdystream, which all CRI runtimes use, ignores windows and never sends updates. A client that
-obeyed the specification would stop forever after 64 KiB. So windows count only after the peer has shown that it uses
+follows the specification would stop forever after 64 KiB. So windows count only after the peer has shown that it uses
 them, by a SETTINGS or WINDOW_UPDATE frame. Before that, only TCP limits the sender.
 """
 

@@ -6,8 +6,8 @@
     update(UpdateType.CREATE, pod("web"))               # for the pod workers
     pod_update(Op.ADD, pod("web"), pod("db"))           # from a source
 
-Every argument is optional. A parameter stands for the field that tests set most often. `spec` and `metadata` take the
-remaining fields by their Python names and win over the parameters.
+Every argument is optional. A parameter stands for the field that tests set most often. `spec` and `metadata` set all
+other fields by their Python names. They override the parameters.
 """
 
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ def pod(
     `source`, `mirror` and `hashed` set the annotations of the pod's source, of a mirror pod and of a static pod's hash.
     `behaviours` scripts the pod's containers on the fake runtime, by container name.
     `volumes` are volumes, or names of volumes without a source.
-    `deleted` is the deletion time. True stands for any time.
+    `deleted` is the deletion time. True: a fixed time.
     """
     given = {
         **({} if source is None else {CONFIG_SOURCE_ANNOTATION: source}),

@@ -41,7 +41,7 @@ def fail_each_call(
 ) -> RunSummary:
     """Fail each call once with each of its errors. Raise AssertionError that lists the runs that failed.
 
-    `leave_out` holds combinations of port, method and error with another valid end state. Test these separately.
+    `leave_out` lists combinations of port, method and error that have another valid end state. Test them separately.
     """
     calls = PortCalls()
     undisturbed = Run(operation, calls).in_between(())
@@ -87,7 +87,7 @@ def check_backoff_resets(
     error: type[Exception],
     again: Callable[[S], Awaitable[object]],
 ) -> list[float]:
-    """Check that the first pause after a recovery is as long as the very first pause.
+    """Check that the first retry delay after a recovery equals the initial delay.
 
     The first FAILURES_IN_A_ROW calls of the method fail, then one succeeds. `again` makes the module call the method
     again, and that call fails. Return the pauses after the first failures, so that a test can also check their growth.
@@ -116,7 +116,7 @@ def check_backoff_resets(
     )
     # Sums of virtual seconds are rounded.
     assert isclose(afterwards, row[0], rel_tol=1e-6), (
-        f"after a success the pause is {afterwards:g} s, expected {row[0]:g} s as at first"
+        f"the delay after a success is {afterwards:g} s, expected the initial delay of {row[0]:g} s"
     )
     return row[:FAILURES_IN_A_ROW]
 

@@ -63,7 +63,7 @@ class FakeJournal:
             await asyncio.sleep(self.sync_seconds)
         if self.disk_full:
             raise TryLater("cannot sync the journal: no space left on the device")
-        # Not positive if another sync has covered these writes in the meantime, or a crash has lost them.
+        # The count is not positive if another sync has already settled these writes, or a crash has lost them.
         self._settle(upto - self._settled)
         self.syncs += 1
 

@@ -44,7 +44,7 @@ def interleave(
     sequential order is valid: the operation, then the events.
     """
     if depth < 1:
-        raise ValueError(f"depth must be at least 1, not {depth}")
+        raise ValueError(f"depth is {depth}, expected at least 1")
     undisturbed = Run(operation, PortCalls()).in_between(())
     if undisturbed.problem:
         raise AssertionError(f"the operation failed without events: {undisturbed.problem}")
@@ -92,7 +92,7 @@ def _sequential(
 
 
 def _places(names: Sequence[str], numbers: Sequence[int], awaits: int, ended: Ended, at_once: bool) -> str:
-    pace = ", overtaking it" if at_once else ""
+    pace = ", before the operation's own calls" if at_once else ""
     return ", then ".join(
         f"{name!r} at {_at(number, awaits, ended.where[place:])}{pace}"
         for place, (name, number) in enumerate(zip(names, numbers, strict=True))

@@ -386,5 +386,5 @@ def _node_of(what: Wire | None) -> str | None:
 
 def _version_of(text: str) -> int:
     if not text.isdecimal():
-        raise BadInput(Problem(f"cannot watch from version {text!r}: must be the version of a list"))
+        raise BadInput(Problem(f"cannot watch from version {text!r}: expected the resource version of a list"))
     return int(text)

@@ -84,7 +84,8 @@ def status_patched(what: K, patch: JSONObject) -> K:
     """Return the object after a status patch. Labels, annotations and finalizers may change, too, but nothing else."""
     if not hasattr(what, "status"):
         raise BadInput(Problem(f"cannot patch the status of a {type(what).__name__}: it has none", "status"))
-    changeable: Any = {"metadata": meta_of(what), "status": what.status}  # merging the rest would only cost time
+    # Leave out the spec, because merging it would only take time.
+    changeable: Any = {"metadata": meta_of(what), "status": what.status}
     new = _merged(type(what)(**changeable), {key: patch[key] for key in changeable if key in patch})
     status: Any = getattr(new, "status", None)
     if isinstance(what, Pod) and isinstance(status, PodStatus) and not status.qos_class:

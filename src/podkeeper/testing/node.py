@@ -129,7 +129,7 @@ class NodeHarness:
         """Wait until a condition holds. Return how many seconds it took. Fail after `within` seconds."""
         begun = self.clock.monotonic()
         while not condition():
-            assert self.clock.monotonic() - begun < within, f"not within {within} s"
+            assert self.clock.monotonic() - begun < within, f"the condition did not become true within {within} s"
             await asyncio.sleep(step)
         return self.clock.monotonic() - begun
 

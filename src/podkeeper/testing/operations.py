@@ -53,7 +53,7 @@ class OperationTest(Generic[S]):
     check: Callable[[S], None] = _no_check
     """Assert the invariants of the module at the end of every run."""
     afterwards: Callable[[S], Awaitable[None]] | None = None
-    """Assert what must still work at the end of every run. Runs after `state`, without injected failures."""
+    """Assert that the module still works at the end of every run. Called after `state`, without injected failures."""
     settle_seconds: float = 0.0
     """Virtual time between the end of the operation and the call of `state`."""
     retry_seconds: float = 1.0
@@ -165,7 +165,7 @@ class Ended:
     """How a run ended."""
 
     state: object = None
-    problem: str = ""  # why the run failed, independent of the state
+    problem: str = ""  # why the run failed, other than a wrong end state
     awaits: int = 0
     where: tuple[str, ...] = ()  # what the operation awaited when each event arrived
     calls: tuple[PortCall, ...] = ()  # to watched ports, without those of `setup` and `afterwards`

@@ -6,7 +6,7 @@ One file per volume kind, and `HostVolumes`, which mounts and unmounts them.
                                               |
          refresh (periodic) -----------------'  changed payloads are swapped in atomically
 
-Mounted volumes are found on disk and in the mount table, so a restarted agent continues where the last one stopped.
+The state of mounted volumes is on disk and in the mount table, so a restarted agent needs no other state.
 Files behind a mount or a symbolic link are never deleted. Kubelet counterparts: pkg/volume and
 pkg/kubelet/volumemanager.
 """

@@ -1,12 +1,12 @@
 """Write many small files to one directory so that they change atomically.
 
-    key       -> ..data/key                 what containers read
+    key       -> ..data/key                 the path that containers read
     ..data    -> ..2026_01_31_15_04_05.817  swapped by one rename
     ..2026_01_31_15_04_05.817/key           one complete version
 
 Input: files by path. After a write, the directory has exactly these files. If the write fails, it has the files from
-before. A reader that resolves `..data` once sees one complete version. The version may disappear during the read, and
-then the reader must open it again.
+before. A reader that resolves `..data` once sees one complete version. If a later write removes that version during the
+read, the reader must open the files again.
 
 Each write compares the files on disk, so the write after a crash repairs everything. Names that begin with `..` are
 reserved for the writer. Two writes to one directory must not overlap. Kubelet counterpart:
@@ -34,7 +34,7 @@ DATA: Final = "..data"
 _NEW_DATA: Final = "..data_tmp"
 _MAX_NAME_BYTES: Final = 255
 _MAX_PATH_BYTES: Final = 4096
-_VERSION_MODE: Final = 0o755  # the modes of the files decide about access
+_VERSION_MODE: Final = 0o755  # not restrictive, because the modes of the files control access
 _GROUP_READ: Final = 0o440
 _GROUP_ENTER: Final = 0o2550
 
@@ -84,7 +84,10 @@ class AtomicWriter:
             return False  # broken: write a new version
 
     def _swap(self, top: int, files: Files, shown: str) -> str:
-        """Write and publish a new version. Remove it if it is incomplete, because a full disk would stay full."""
+        """Write and publish a new version.
+
+        If that fails, remove the incomplete version. Otherwise a full disk would stay full.
+        """
         try:
             version = self._write_version(top, files)
             self._publish(top, version)
@@ -125,7 +128,7 @@ class AtomicWriter:
             os.fchmod(directory, mode | _GROUP_ENTER)
 
     def _chown(self, descriptor: int, owner: int, group: int) -> None:
-        """Change the owner if that is permitted. The kubelet ignores this error, too.
+        """Change the owner. Ignore the error if this is not permitted, as the kubelet does.
 
         `manager` checks the group of the volume afterwards.
         """

@@ -1,7 +1,7 @@
 """Downward API volumes: files with fields of the pod itself.
 
-Only fields that a file can follow are supported: metadata, and resources of a named container. IP addresses and the
-node name are only available as environment variables. Kubelet counterpart: pkg/volume/downwardapi.
+Only fields that can be refreshed in a file are supported: metadata, and resources of a named container. IP addresses
+and the node name are only available as environment variables. Kubelet counterpart: pkg/volume/downwardapi.
 """
 
 import posixpath
@@ -42,5 +42,6 @@ def _text(item: DownwardAPIVolumeFile, surroundings: PodContext) -> str:
     if selector is None:
         return ""
     if not selector.container_name:
-        raise NotConfigurable("container  not found")  # a volume has no default container
+        # The kubelet's message: a volume has no default container, so the name is empty.
+        raise NotConfigurable("container  not found")
     return resource_value(selector, surroundings.pod.spec.containers[0], surroundings)

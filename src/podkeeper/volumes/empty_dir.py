@@ -44,8 +44,8 @@ class EmptyDir:
             return memory.make(directory, mode=_MEMORY_MODE | setgid, group=self.group, size_bytes=self.size_bytes)
         if self.medium:
             raise TryLater(
-                f'cannot create an emptyDir with medium "{self.medium}": '
-                "this node supports Memory, or disk if no medium is set"
+                f'cannot create an emptyDir: unsupported medium "{self.medium}": '
+                "expected Memory, or no medium for a directory on disk"
             )
         with opened(directory.make_parent()) as parent:
             try:
@@ -55,7 +55,7 @@ class EmptyDir:
         return directory.path
 
     def must_be_measured(self, pod: PodDirectory, path: str) -> bool:
-        """Return whether the limit must be measured, because the directory is not a tmpfs with that size."""
+        """Return whether the usage must be measured, because no tmpfs of that size enforces the limit."""
         is_enforced = self.medium == MEMORY and path == pod.volume(KIND, self.name).path
         return self.limit is not None and self.limit.value > 0 and not is_enforced
 

@@ -79,7 +79,7 @@ def payload_kind(volume: Volume) -> str | None:
 
 
 async def payload_of(volume: Volume, pod: Pod, inputs: PlanInputs) -> Payload:
-    """Return the plan of such a volume from the current objects. Raises TryLater."""
+    """Return the plan of a volume with files from API objects. Raises TryLater."""
     in_memory = volume.secret is not None or (
         volume.projected is not None and projected.holds_secrets(volume.projected)
     )

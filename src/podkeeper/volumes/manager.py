@@ -7,9 +7,9 @@
     unmount  --> unmount everything below the pod's directory, then remove its volumes
     remove_directory --> remove the rest of it
 
-Whether a pod has volumes is read from disk and from the mount table, so it is also known after a crash: the pod has a
-`volumes` directory, or a mount below its directory. Only the pods to refresh and to measure are kept in memory. After a
-restart, the first `mount` of each pod restores them. Kubelet counterpart: pkg/kubelet/volumemanager.
+A pod has volumes if it has a `volumes` directory on disk, or a mount below its directory. So this is also correct after
+a crash. Only the pods to refresh and to measure are kept in memory. After a restart, the first `mount` of each pod
+restores them. Kubelet counterpart: pkg/kubelet/volumemanager.
 """
 
 import asyncio
@@ -85,8 +85,8 @@ class HostVolumes:
     ) -> None:
         """Create the manager for volumes below `root`.
 
-        `shared` are directories in memory that are used if we may not mount. `helper` changes files that belong to the
-        subordinate ids of an ordinary user.
+        `shared` are directories in memory, for an agent without permission to mount. `helper` changes files that belong
+        to the subordinate ids of an ordinary user.
         """
         self._root = os.path.realpath(root)  # without links, as in the mount table
         self._objects = objects
@@ -129,7 +129,7 @@ class HostVolumes:
         return paths
 
     async def prepare_sub_path(self, uid: PodUID, mount: Mount, container: str, index: int) -> str:
-        """Return a host path of the sub-path of a mount that containers cannot change. `index` is that of the mount.
+        """Bind the sub-path of a mount to a path that containers cannot change. Return that path.
 
         Idempotent. Raises NotConfigurable without details, as the kubelet does, because they reveal files of the host.
         """
@@ -141,7 +141,7 @@ class HostVolumes:
         except CallTimedOut:
             raise
         except TryLater as error:
-            log.warning("%s failed, will retry: %s", what, error)
+            log.warning("cannot %s, will retry: %s", what, error)
             raise NotConfigurable(
                 f'failed to prepare subPath for volumeMount "{mount.volume}" of container "{container}"'
             ) from error
@@ -279,7 +279,7 @@ class HostVolumes:
             raise CallTimedOut(text) from None
 
     async def _change_group(self, uid: PodUID, group: int | None, paths: Sequence[str]) -> None:
-        """Change the group of volumes through the helper. As in the kubelet, a failure does not stop the pod."""
+        """Change the group of volumes through the helper. As in the kubelet, the pod starts even if this fails."""
         if group is None or os.geteuid() == 0:
             return
         work = partial(in_our_group, paths, group)

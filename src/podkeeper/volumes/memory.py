@@ -1,14 +1,14 @@
 """Directories in memory.
 
-A new tmpfs if we may mount, otherwise a directory in a tmpfs of the system.
+With permission to mount, each directory is a new tmpfs. Otherwise it is a directory in a tmpfs of the system.
 
     <root>/pods/<uid>/volumes/<kind>/<name>          a tmpfs
     <root>/pods/<uid>/volumes/<kind>/<name>  ->  <shared>/podkeeper-<user>-<root>/<uid>/<kind>/<name>
 
-The second form is for ordinary users: below $XDG_RUNTIME_DIR or /dev/shm if that is a tmpfs, and closed to other users.
-The link is for people and for the next start. Nothing is deleted by following it, because the path of a shared
-directory is computed from the pod's UID. The kernel enforces the size of a new tmpfs, but not that of a shared
-directory.
+The second form is for ordinary users. The directory is below $XDG_RUNTIME_DIR or /dev/shm if that is a tmpfs, and only
+this user can access it. The link is for users and for the next start of the agent. Deletions do not follow it: they
+compute the path of a shared directory from the pod's UID. The kernel enforces the size of a new tmpfs, but not that of
+a shared directory.
 """
 
 import errno
@@ -33,7 +33,8 @@ _NOT_PERMITTED: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENODEV)
 
 def shared_memory(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the directories in memory that ordinary users can write to, best first."""
-    # The second is usually the first: it finds the directories again if the agent starts without the variable.
+    # /run/user/<uid> is usually the value of XDG_RUNTIME_DIR. An agent that starts without the variable finds its
+    # directories there.
     paths = (environment.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.geteuid()}", "/dev/shm")
     return tuple(dict.fromkeys(path for path in paths if path.startswith("/")))
 
@@ -92,7 +93,7 @@ class MemoryDirectories:
     def _mount(
         self, parent: int, directory: VolumeDirectory, mode: int, group: int | None, size_bytes: int | None
     ) -> bool:
-        """Mount a tmpfs. Return False if we may not."""
+        """Mount a tmpfs. Return False if this is not permitted."""
         options = [f"mode={mode:o}"]
         options += [] if group is None else [f"gid={group}"]
         options += [f"size={size_bytes}"] if size_bytes else []
@@ -139,8 +140,11 @@ class MemoryDirectories:
         return path
 
     def _best(self, directory: VolumeDirectory) -> str:
-        """Return the first base that is in memory and ours. A missing one is created. Raises TryLater."""
-        why = "there is no directory in memory"
+        """Return the first base that is in memory and belongs to this user.
+
+        Create it if it is missing. Raises TryLater.
+        """
+        why = "no shared directory in memory is configured"
         for shared in self._shared:
             base = os.path.join(shared, self._name)
             try:
@@ -151,7 +155,7 @@ class MemoryDirectories:
                     os.mkdir(base, 0o700)
                 if _is_ours(base):
                     return base
-                why = f"{base} is not a private directory of this user: remove it"
+                why = f"{base} is not a private directory of this user (expected mode 0700); remove it"
             except OSError as error:
                 why = f"{base}: {error.strerror}"
         raise TryLater(

@@ -55,7 +55,7 @@ def selected_files(
 
 
 def aggregated(errors: Iterable[Exception]) -> str:
-    """Return several errors in one text, as Go's aggregate errors do."""
+    """Join several errors in one text, in the format of Go's aggregate errors."""
     texts = tuple(dict.fromkeys(map(str, errors)))
     return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 

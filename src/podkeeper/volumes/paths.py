@@ -1,4 +1,4 @@
-"""Directories of volumes, in the kubelet's layout, so that its tools work.
+"""Directories of volumes, in the kubelet's layout.
 
     <root>/pods/<uid>/volumes/kubernetes.io~<kind>/<name>
 
@@ -39,7 +39,8 @@ class VolumeDirectory:
         unfinished = f"..{self.name}.{secrets.token_hex(4)}"
         with opened(make_child(parent, unfinished, mode)) as directory:
             if group is not None:
-                with suppress(PermissionError):  # ordinary users may not change it; the kubelet continues, too
+                # Ordinary users may not change the group; continue without it, as the kubelet does.
+                with suppress(PermissionError):
                     os.chown(directory, -1, group)
                 os.fchmod(directory, mode)
         os.rename(unfinished, self.name, src_dir_fd=parent, dst_dir_fd=parent)

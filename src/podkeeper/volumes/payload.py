@@ -2,8 +2,8 @@
 
 For configMap, secret, projected and downwardAPI.
 
-Input: files. Output: a directory with exactly these files, in memory if one of them is secret. If the files are not
-available now, an existing volume stays as it is, so that a deleted object does not affect a running pod.
+Input: files. Output: a directory with exactly these files, in memory if one of them is secret. If the API objects are
+not available, an existing volume keeps its files. So a deleted ConfigMap does not affect a running pod.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ class Payload:
                     os.close(open_child(parent, directory.name))
                 except FileNotFoundError:
                     directory.make_child_of(parent, _MODE | setgid, self.group)
-        for mount_point in self.mount_points:  # now, because the volume is read-only in containers
+        for mount_point in self.mount_points:  # create them now, because the volume is read-only in containers
             os.close(make_directory(path, *mount_point.split("/"), mode=_MOUNT_POINT_MODE))
         AtomicWriter(path, self.group).write(self.files)
         return path

@@ -2,7 +2,7 @@
 
 For the same path, the last source wins.
 
-Service account tokens need a `TokenProvider`. Without one, mounting the volume fails with the reason. Kubelet
+Service account tokens need a `TokenProvider`. Without one, the mount fails, and the error gives the reason. Kubelet
 counterpart: pkg/volume/projected.
 """
 

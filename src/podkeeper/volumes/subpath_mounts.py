@@ -1,10 +1,10 @@
 """Bind sub-paths of volumes to directories that no container can reach.
 
-For runtimes that take paths.
+For runtimes that accept only paths, not open files.
 
     <root>/pods/<uid>/volume-subpaths/<volume>/<container>/<index of the mount>
 
-A runtime resolves the path that it gets by itself, and meanwhile a container may replace a directory with a link. So
+A runtime resolves the path of a mount later, and a container may replace a directory with a link before that. So
 the sub-path is opened (`linux/subpath.py`), and the open file is bound to a directory of ours. The runtime gets the
 path of that directory. An existing bind mount stays if it still shows the same file, as for a restarted container.
 `HostVolumes.unmount` removes the mounts and directories. Kubelet counterpart: `doBindSubPath` in
@@ -79,7 +79,7 @@ def _make_target(parent: int, name: str, source: int) -> int:
     else:
         if stat.S_ISDIR(os.fstat(found).st_mode) == wants_directory:
             return found
-        os.close(found)  # a leftover: the sub-path was of the other kind before
+        os.close(found)  # left over from a time when the sub-path was a file instead of a directory, or vice versa
         (os.unlink if wants_directory else os.rmdir)(name, dir_fd=parent)
     if wants_directory:
         return make_child(parent, name, _DIRECTORY_MODE)

@@ -3,9 +3,9 @@
 One call per key at a time, each with a timeout.
 
 A hanging call (a dead file server, a broken device) blocks one thread and its own pod, and no other. Each call gets a
-new thread, because hanging calls would soon fill a pool. Only a few calls run at a time, but slow ones do not count. A
-call that times out continues, and the next call with the same key waits for its end, so that two calls never work on
-the same files. The threads do not keep the process alive.
+new thread, because hanging calls would soon fill a pool. The number of concurrent calls is limited, but a call that
+runs longer than `SLOW_SECONDS` does not count. A call that times out continues, and the next call with the same key
+waits for its end, so that two calls never work on the same files. The threads do not keep the process alive.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from podkeeper.model.errors import CallTimedOut, TryLater
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 60.0
-SLOW_SECONDS = 1.0  # after that, a call does not count as running
+SLOW_SECONDS = 1.0  # after this time, a call no longer counts against the limit
 MAX_CALLS = 4
 
 

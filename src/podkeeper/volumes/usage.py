@@ -34,7 +34,7 @@ class OverUse:
 
     uid: PodUID
     volume: str
-    used_bytes: int  # counting stopped here
+    used_bytes: int  # at least this many, because counting stops above the limit
     limit: Quantity
 
     @property

@@ -1,7 +1,7 @@
 """Operations on volumes that need the subordinate ids of an ordinary user.
 
-With subordinate ids, containers create files that the agent may not delete, and the agent may not give files to the
-pod's fsGroup. The runtime, which creates user namespaces, can do both.
+With subordinate ids, containers create files that the agent is not permitted to delete. The agent is also not permitted
+to change the group of files to the pod's fsGroup. The process runtime can do both inside a user namespace.
 """
 
 import os
@@ -23,7 +23,7 @@ class NamespaceHelper(Protocol):
 
 
 def in_our_group(paths: Sequence[str], group: int) -> list[str]:
-    """Return the volumes that have the group of the agent instead of this group. Blocks."""
+    """Return the volumes whose group is not this group. Blocks."""
     own = os.getegid()
     return [path for path in paths if group != own and own in (_group(path), _group(f"{path}/{DATA}"))]
 

@@ -129,7 +129,7 @@ def complete_pod(context: click.Context, parameter: click.Parameter, prefix: str
 
 def complete_container(context: click.Context, parameter: click.Parameter, prefix: str) -> list[CompletionItem]:
     """Return the container names with this prefix of the pod named before."""
-    # If an option still lacks its value, click has not yet assigned the arguments before it.
+    # While the value of an option is being completed, click leaves the preceding arguments in `context.args`.
     pod = str(context.params.get("pod") or next(iter(context.args), ""))
     try:
         found = get_pod(_client_for(context), pod)

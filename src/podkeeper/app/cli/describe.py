@@ -14,7 +14,7 @@ from podkeeper.app.local.client import LocalClient
 def describe(pods: tuple[str, ...], client: LocalClient) -> None:
     """Show details and events of pods.
 
-    Prints the same text as 'kubectl describe pod'.
+    Prints the same sections as 'kubectl describe pod'.
 
     Example: podkeeper describe web
     """

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _PLAIN_WIDTH = 120
 _MEANINGS = {
-    "waiting": "waits until the pod may start",
-    "syncing": "starts and restarts containers as the manifest says",
+    "waiting": "the pod waits for its predecessor",
+    "syncing": "starts and restarts containers according to the spec",
     "termination requested": "will be stopped",
     "terminating": "stops the containers",
     "terminated": "has stopped, cleanup is in progress",
@@ -29,7 +29,7 @@ _MEANINGS = {
 def explain(pod: str, as_json: bool, client: LocalClient) -> None:
     """Show why a pod is in its state, with a timeline.
 
-    Prints what the agent does with the pod, what the pod waits for, and the next retry. For the fields and events of
+    Prints the state of the pod in the agent, the reason for waiting, and the next retry. For the fields and events of
     the pod, use 'podkeeper describe'.
 
     Example: podkeeper explain crash

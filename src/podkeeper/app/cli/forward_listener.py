@@ -2,7 +2,8 @@
 
     connection --thread--> channel 0        channel 1 --thread--> connection        channel 3: the error
 
-Standard library only, with two threads per connection. Connections are few, and the imports stay fast.
+Standard library only, so that the command starts fast. Each connection uses two threads, because there are few
+connections.
 """
 
 import contextlib
@@ -98,7 +99,10 @@ def listeners_for(pairs: Sequence[PortPair], address: str) -> Iterator[list[List
 
 
 def _groups(address: str) -> list[tuple[str, ...]]:
-    """Return groups of addresses. One of each group must work, because some machines lack ::1 or 127.0.0.1."""
+    """Return groups of addresses.
+
+    At least one address of each group must work, because some machines lack ::1 or 127.0.0.1.
+    """
     groups: list[tuple[str, ...]] = []
     for each in dict.fromkeys(address.split(",")):
         if each == "localhost":

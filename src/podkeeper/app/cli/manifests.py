@@ -65,7 +65,7 @@ def _unknown_fields_of(path_name: str) -> Iterator[Problem]:
 
 
 def _unknown_fields(data: bytes, shown: str) -> Iterator[Problem]:
-    """Yield unknown fields, even of documents with other errors, because a misspelt field may be their cause."""
+    """Yield unknown fields, even of documents with other errors, because a misspelled field may have caused them."""
     for document in read_documents(data, shown).documents:
         try:
             yield from unknown_fields(document, type_of(document))

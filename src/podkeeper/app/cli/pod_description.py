@@ -30,7 +30,8 @@ from podkeeper.rules.qos import qos_of
 
 NONE = "<none>"
 _LONGEST_ANNOTATION = 140
-_THE_NODES = ("limits.cpu", "limits.memory")  # without a limit, these show the node's capacity
+# Without a limit, their value is the node's capacity, which is not available here.
+_THE_NODES = ("limits.cpu", "limits.memory")
 P = ParamSpec("P")
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 

@@ -1,7 +1,7 @@
 """`podkeeper port-forward POD [LOCAL:]REMOTE...`: forward local ports to a pod.
 
-Each connection has its own request to the agent. A broken connection is reported and does not affect the others, and
-forwarding continues after a restart of the pod. Counterparts: kubectl's `port-forward` and client-go's
+Each connection has its own request to the agent. A broken connection is reported and does not affect the others.
+Forwarding continues after a restart of the pod. Counterparts: kubectl's `port-forward` and client-go's
 `tools/portforward`.
 """
 

@@ -24,7 +24,7 @@ RUNTIMES = ("process", "cri", "fake")
 _RUNTIME_HELP = (
     "Run pods as processes of this machine, as containers of containerd or CRI-O (cri), or only simulated (fake)."
 )
-_ALSO_ON_SCREEN = (  # loggers of invalid manifests and of retries, which the screen shows already
+_ALSO_ON_SCREEN = (  # do not log these: the screen already shows invalid manifests and retries
     *("podkeeper.sources.", "podkeeper.engine.workers", "podkeeper.engine.starter", "podkeeper.engine.images"),
 )
 _NO_TABLE = ("", "dumb", "unknown")  # values of TERM for terminals that cannot redraw lines
@@ -99,7 +99,7 @@ def run(
       0    success; with --once, all pods succeeded
       1    cannot start; with --once, a pod failed or a manifest is invalid
       2    wrong usage
-      130  Ctrl-C was pressed twice; with --once, Ctrl-C was pressed
+      130  interrupted: Ctrl-C twice, or once with --once
     """
     from podkeeper.app.cli.run_lifecycle import ExitOptions
     from podkeeper.app.process import tune_garbage_collection
@@ -217,7 +217,7 @@ def _can_draw() -> bool:
 
 def _set_up_logging(verbose: int, screen: "Screen") -> None:
     def is_wanted(record: logging.LogRecord) -> bool:
-        # Hide warnings after the screen is closed: calls that the exit interrupts fail as expected.
+        # Hide warnings after the screen is closed. The exit interrupts calls, and their errors are expected.
         is_relevant = not screen.closed or record.levelno >= logging.ERROR
         return bool(verbose) or (is_relevant and not record.name.startswith(_ALSO_ON_SCREEN))
 

@@ -31,7 +31,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitOptions:
-    """Options of `podkeeper run` about its end."""
+    """The options of `podkeeper run` that affect its exit."""
 
     once: bool = False
     stop_pods_on_exit: bool = False
@@ -80,7 +80,7 @@ class RunLifecycle:
             for task in tasks:
                 task.cancel()
         if self._leaves_pods_running and cancel_stops is not None:
-            await cancel_stops()  # after the agent's end, because a running agent would continue to stop them
+            await cancel_stops()  # after the agent has ended, because a running agent would stop the pods again
         return status
 
     # ---- signals and --once ----
@@ -127,8 +127,8 @@ class RunLifecycle:
     def _all_ended(self) -> bool:
         """Return whether all pods have terminated.
 
-        Checks the pods of the sources, because the agent may not have received the last of them yet. Waits for pods
-        that are being stopped by `podkeeper stop`, but does not count how they end.
+        Checks the pods of the sources, because the agent may not have received all of them yet. Pods that `podkeeper
+        stop` is stopping must end too, but their exit codes do not count.
         """
         if self._stop_filter.terminating():
             return False

@@ -30,7 +30,7 @@ _MAX_NAMES = 8
 class Screen(Protocol):
     """The output of a running agent."""
 
-    closed: bool  # the last state has been shown
+    closed: bool  # `close` was called: the last state was printed
 
     def print_line(self, text: str = "") -> None:
         """Print a permanent line."""
@@ -45,7 +45,7 @@ class Screen(Protocol):
         """Show the pods until cancelled."""
 
     def show_stopping(self, queries: PodQueries) -> None:
-        """Show the pods that are being stopped. The caller repeats this every second."""
+        """Show the pods that are being stopped. The caller calls it every second."""
 
     def update(self, queries: PodQueries) -> None:
         """Show changes at once."""

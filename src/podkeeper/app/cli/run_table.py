@@ -3,7 +3,8 @@
 Only this module of `run` imports rich, so output to a file or pipe does not load it. The table is redrawn at most five
 times per second after changes, and once per second for the ages (less often if it is long).
 
-If the terminal is too small, the table omits in this order: ages, restarts, ready counts, ends of names, pods.
+If the terminal is too small, the table omits columns and rows in this order: ages, restarts, ready counts, ends of
+names, pods.
 """
 
 import asyncio

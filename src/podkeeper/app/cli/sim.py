@@ -40,7 +40,7 @@ from podkeeper.testing.sim.workload import WORKLOADS
 from podkeeper.testing.sim.world import Violation
 
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
-LATER_SECONDS = 300.0  # a part of a schedule may violate an invariant up to this much later than the whole
+LATER_SECONDS = 300.0  # a shortened schedule may fail up to this much later than the original schedule
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

@@ -22,7 +22,7 @@ NAMED_SEEDS = 8  # how many failed seeds to list
 @contextmanager
 def seeds_progress(seeds: int, totals: CampaignTotals) -> Iterator[Callable[[], None]]:
     """Show progress while seeds run. The caller calls the yielded function after each seed."""
-    began, seconds_before = time.monotonic(), totals.seconds  # not 0 if a saved campaign is continued
+    began, seconds_before = time.monotonic(), totals.seconds  # `totals.seconds` is not 0 if a saved campaign continues
 
     def text() -> str:
         speed = (totals.seconds - seconds_before) / 3600.0 / max(0.001, time.monotonic() - began)

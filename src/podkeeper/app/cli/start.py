@@ -20,7 +20,7 @@ def start(pods: tuple[str, ...], client: LocalClient) -> None:
         client.post("start", *identity(pod))
         name = identity(pod)[1]
         if pod["metadata"].get("deletionTimestamp"):
-            click.echo(f"{name} will be started as soon as it has stopped.")
+            click.echo(f"{name} is still stopping. It starts again after that.")
         elif pod["status"].get("reason") == "Stopped":
             click.echo(f"{name} started.")
         else:

@@ -19,7 +19,11 @@ def tabbed(lines: Iterable[str]) -> str:
 
 
 def _formatted(rows: Sequence[list[str]], widths: tuple[int, ...]) -> Iterator[str]:
-    """Yield rows whose first columns have these widths. Finds the blocks of the next column and recurses into them."""
+    """Yield formatted rows.
+
+    `widths` are the widths of the first columns. Find blocks of rows that have a next column, and recurse into each
+    block.
+    """
     column, index = len(widths), 0
     while index < len(rows):
         end = index

@@ -4,7 +4,7 @@
     SIGWINCH --thread--> channel 4
 
 If the process has a TTY, the local terminal is in raw mode and passes all bytes on, including Ctrl-C. The terminal is
-restored in any case. Without a TTY, Ctrl-C ends this command, and with it a process started by `exec`.
+restored in any case. Without a TTY, Ctrl-C ends this command. A process that `exec` started then ends, too.
 """
 
 import contextlib
@@ -67,7 +67,9 @@ def _pass_output(channels: ChannelSocket) -> int:
             stream.flush()
         elif channel == ERROR:
             return _status(json.loads(data))
-    raise click.ClickException("lost the connection to the agent; a command started by exec has been killed")
+    raise click.ClickException(
+        "lost the connection to the agent; a command that exec started receives SIGHUP, then SIGKILL"
+    )
 
 
 def _status(status: dict[str, object]) -> int:
@@ -114,7 +116,7 @@ def _raw_terminal() -> Iterator[None]:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit_on_signal)
     try:
-        tty.setraw(file, termios.TCSANOW)  # the default, TCSAFLUSH, would discard keys typed before
+        tty.setraw(file, termios.TCSANOW)  # the default, TCSAFLUSH, would discard keys that the user has already typed
         yield
     finally:
         with contextlib.suppress(termios.error):  # the terminal is closed

@@ -1,7 +1,7 @@
 """Record the pods of a simulated node as values that `drawing` can format.
 
-A `Snapshot` is the table of pods at one time. For one pod, the recorder keeps the whole timeline. It reads the agent's
-history often and joins the parts, because that history is bounded and lost with the agent.
+A `Snapshot` is the table of pods at one time. For one pod, the recorder keeps the whole timeline. The agent's history
+is bounded and is lost with the agent, so the recorder reads it often and joins the parts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,10 @@ _SAME = timedelta(milliseconds=1)  # tolerance, because the wall clock rounds
 
 
 class RowState(IntEnum):
-    """The state of a pod in the overview. Of several states in an interval, the lowest (shortest) is shown."""
+    """The state of a pod in the overview.
+
+    If a pod had several states in an interval, the lowest value is shown, because short states have low values.
+    """
 
     PENDING = auto()
     TERMINATING = auto()
@@ -142,7 +145,7 @@ class Recorder:
             self._timelines[key] = _continued(self._timelines.get(key, []), self.explanation.timeline)
 
     def _status(self, name: str) -> tuple[Pod, PodStatus] | None:
-        """Return a pod and its status, or None if the agent does not know it."""
+        """Return a pod and its status, or None if the agent does not have it."""
         pod = self._node.agent.pod(self._node.uids(name)[-1])
         return None if pod is None else (pod, pod.status)
 

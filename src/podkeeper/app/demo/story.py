@@ -39,7 +39,7 @@ class Story:
     seconds: float
     events: tuple[StoryEvent, ...]  # sorted by time
     visitors: tuple[str, ...]
-    web_ill_seconds: float  # the age at which the first web server stops answering
+    web_ill_seconds: float  # age in seconds at which the first web server stops responding
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def create_story(minutes: int, seed: int) -> Story:
     def when(story_minute: float) -> float:
         return (story_minute + rng.random() * _MAX_DELAY) * minute
 
-    ill = StoryEvent(when(15), lambda node: None, "web stops answering: its probes begin to fail", "web")
+    ill = StoryEvent(when(15), lambda node: None, "web stops responding: its probes begin to fail", "web")
     visits = tuple(_visitor_events(rng, minute))
     events = (
         *_arrivals(when, minute),
@@ -143,7 +143,7 @@ def _faults(when: When) -> Iterator[StoryEvent]:
 
 
 def _visitor_events(rng: random.Random, minute: float) -> Iterator[tuple[str, StoryEvent, StoryEvent]]:
-    """Yield random pods with their creation and deletion. Both are impossible while the API is down."""
+    """Yield random pods with their creation and deletion. Neither happens while the API is down."""
     number, now = 0, _FIRST_VISIT
     while (now := _with_api(now + rng.expovariate(1.0))) < _LAST_VISIT:
         number += 1
@@ -158,6 +158,6 @@ def _visitor_events(rng: random.Random, minute: float) -> Iterator[tuple[str, St
 
 
 def _with_api(story_minute: float) -> float:
-    """Return the time, or move it behind the outage of the API."""
+    """Return the time. If it is within the outage of the API, move it to the end of the outage."""
     is_down = _API_DOWN <= story_minute <= _API_UP + _MAX_DELAY
     return story_minute + _API_UP - _API_DOWN + _MAX_DELAY if is_down else story_minute

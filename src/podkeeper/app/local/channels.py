@@ -53,7 +53,7 @@ async def relay(session: StreamSession, socket: web.WebSocketResponse) -> None:
 
 
 async def _wait_for_disconnect(socket: web.WebSocketResponse) -> None:
-    # Poll, because nothing reads the socket while the process reads no input.
+    # Poll the socket to detect a disconnect. While the process reads no input, no task reads the socket.
     poll = select.poll()
     poll.register(socket.get_extra_info("socket").fileno(), select.POLLRDHUP)
     while not poll.poll(0):

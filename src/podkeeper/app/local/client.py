@@ -204,7 +204,7 @@ class ChannelSocket:
 
 
 class _Socket(socket.socket):
-    """Wait with timeouts. A Ctrl-C just before a blocking call would otherwise be handled only after the call."""
+    """Wait with timeouts. Otherwise a Ctrl-C just before a blocking call would be handled only after the call."""
 
     def recv_into(self, *arguments: Any) -> int:
         if self.gettimeout() is None:
@@ -231,7 +231,7 @@ def _connect_error(path: Path, error: OSError) -> str:
         case FileNotFoundError() | ConnectionRefusedError():
             return f"no agent is running at {path}"
         case PermissionError():
-            return f"the agent at {path} belongs to another user"
+            return f"cannot connect to {path}: permission denied; the agent belongs to another user"
         case _:
             return f"cannot connect to {path}: {error.strerror or error}"
 

@@ -2,8 +2,9 @@
 
     0.log.20261115-100007.gz -> 0.log.20261115-101502 -> 0.log        and so on, after later rotations
 
-The current file has no stamp yet. When it is opened, the newest existing stamp is recorded. The first newer stamp is
-then that of this file. So a slow reader finds its position even if its file was compressed or removed in the meantime.
+The current file gets its stamp when it is rotated. When the reader opens it, it records the newest existing stamp. The
+first newer stamp belongs to the opened file. So a slow reader finds its position even if its file was compressed or
+removed in the meantime.
 
 Files are local and blocks are small, so they are read on the event loop. Only the search for the last lines uses a
 thread.
@@ -23,8 +24,8 @@ from typing import Final
 from podkeeper.rules.logs.reading import BLOCK_BYTES, LogOptions, tail_start
 from podkeeper.rules.logs.rotation import BEFORE_ALL, COMPRESSED, Stamp, parts_of, stamp_at
 
-_BLOCKS_AT_ONCE: Final = 16  # then let other tasks run
-_TRIES: Final = 100  # attempts to open a file before it is renamed
+_BLOCKS_AT_ONCE: Final = 16  # blocks to read before other tasks may run
+_TRIES: Final = 100  # maximum attempts to open a file that rotation keeps renaming
 _LATE: Final = timedelta(minutes=1)  # a line may be this much newer than the stamp of its file, after a clock change
 _SIZE_BYTES: Final = 4  # the end of a gzip file: the size of its content modulo 2**32
 _SIZE_MASK: Final = 0xFFFFFFFF
@@ -38,8 +39,9 @@ class LogFollower:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._part: _Part | None = None
-        self._stamp: Stamp | None = None  # of the open file; None: it was the current file when it was opened,
-        self._after = BEFORE_ALL  # and this was the newest stamp at that time
+        # Stamp of the open file. None: it was the current file, and `_after` was the newest stamp at that time.
+        self._stamp: Stamp | None = None
+        self._after = BEFORE_ALL  # see `_stamp`
         self._last: Stamp | None = None  # without `follow`, reading ends with the file after this one
 
     async def open_first(self, options: LogOptions) -> bool:
@@ -121,7 +123,7 @@ class LogFollower:
                 self._switch_to(part, None)
                 self._after = stamp
                 return True
-            part.close()  # rotated just now, so this may be the old file or the new one
+            part.close()  # a rotation happened during the open, so it is unknown which file was opened
         return False
 
     def _open_before(self, stamp: Stamp | None) -> bool:
@@ -187,7 +189,7 @@ def _is_same(path: Path, part: _Part) -> bool:
 def _seek_tail(part: _Part, lines: int) -> int:
     """Go to the first of the last N lines of a file. Returns how many lines are missing."""
     if isinstance(part, FileIO):
-        size = os.fstat(part.fileno()).st_size  # lines written during the search come after the tail
+        size = os.fstat(part.fileno()).st_size  # ignore lines that are written during the search
         start = tail_start(size, lambda at, length: os.pread(part.fileno(), length, at), lines)
         part.seek(start)
         if start > 0:

@@ -2,9 +2,9 @@
 
     pod, container, previous? -> LogFile -> read_file -> bytes, as the container wrote them
 
-The choice of the file, and the errors if there is none, are the kubelet's (`validateContainerLogStatus`). Rotated files
-are read as one log (`log_follow`), in blocks, so that large logs need no memory. A follower polls the file ten
-times per second, continues after rotations, and ends when the container has exited.
+The file is chosen as in the kubelet (`validateContainerLogStatus`), with the same errors. Rotated files
+are read as one log (`log_follow`), in blocks, so that memory use does not depend on the size of the log. A follower
+polls the file ten times per second, continues after rotations, and ends when the container has exited.
 """
 
 import asyncio

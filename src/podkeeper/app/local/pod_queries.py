@@ -9,7 +9,7 @@ Input: an agent and its stop filter. `find` also accepts the names in manifests.
     terminating  no longer wanted, but still stopping: shown with a deletion timestamp, as in the API
     stopped      by `podkeeper stop`: a source has the pod, the stop filter removes it, and it is cleaned up
 
-Nothing here polls. A terminating pod is checked when something about it changes. Only a pod whose cleanup is in
+Nothing here polls. A terminating pod is checked when its state changes. Only a pod whose cleanup is in
 progress has a timer. Durations come from the monotonic clock, and wall time is only printed.
 
 Kubelet counterpart: `GetPods` in pkg/kubelet, which returns only the first kind.
@@ -39,7 +39,7 @@ from podkeeper.rules.events import RecordedEvent, api_event, reference_to
 COMPONENT = "kubelet"
 NO_PORT = "NodePorts"
 CLEANUP_SECONDS = 5.0
-"""How long to wait for the cleanup of a terminated pod. Housekeeping may be unable to finish it now."""
+"""How long to wait for the cleanup of a terminated pod. A hung call may keep housekeeping from finishing it."""
 
 _CLOSE_MATCHES = 5
 

@@ -11,8 +11,8 @@
     GET  /exec/..., /attach/{namespace}/{name}/{container}?command&input&output&error&tty     (WebSocket)
     GET  /portForward/{namespace}/{name}?port       one TCP connection                          (WebSocket)
 
-Paths, parameters and objects are those of the kubelet, where it has them. Errors are Kubernetes `Status` objects. There
-is no authorization: a client that can open the socket may do everything, so the mode of the socket is 0600.
+If the kubelet has an equivalent, paths, parameters and objects are the same. Errors are Kubernetes `Status` objects.
+There is no authorization. A client that can open the socket has full access, so the mode of the socket is 0600.
 """
 
 import logging
@@ -297,7 +297,7 @@ async def _errors_as_status(
         raise  # the client has disconnected
     except Exception as error:
         log.exception("cannot answer %s %s", request.method, request.path)
-        return _failure(500, "InternalError", f"cannot answer: {type(error).__name__}: {error}")
+        return _failure(500, "InternalError", f"unexpected error: {type(error).__name__}: {error}")
 
 
 def _failure(code: int, reason: str, message: str) -> web.Response:

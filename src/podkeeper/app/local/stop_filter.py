@@ -52,7 +52,7 @@ class TerminatingPod:
         left = timedelta(seconds=self.since + self.grace_seconds - clock.monotonic())
         metadata = msgspec.structs.replace(
             self.pod.metadata,
-            # From the current wall time, so that the remaining time is right after a change of the wall clock, too.
+            # Computed from the current wall time, so that the remaining time stays correct if the wall clock is set.
             deletion_timestamp=format_time(clock.now() + left),
             deletion_grace_period_seconds=self.grace_seconds,
         )
@@ -119,7 +119,7 @@ class StopFilter:
     async def stop(self, uid: PodUID, grace_seconds: int | None = None) -> None:
         """Stop a pod. Return when the journal has stored that. `grace_seconds` can shorten the pod's grace period."""
         now = self._clock.monotonic()
-        # Store nothing for a pod whose manifest is removed, because nothing would ever drop that checkpoint.
+        # If the manifest of the pod is removed, store nothing, because that checkpoint would never be dropped.
         if uid in self._first_seen and uid not in self._stopped:
             self._stopped[uid] = self._clock.now()
             self._checkpoints.write(uid, format_micro_time(self._stopped[uid]).encode())
@@ -180,7 +180,10 @@ class StopFilter:
             self._send(source)
 
     def _send(self, source: str) -> None:
-        """Send the pods of a source without the stopped ones. Pods that were sent before and are missing terminate."""
+        """Send the pods of a source without the stopped ones.
+
+        The agent terminates pods that an earlier update had and this one lacks.
+        """
         wanted = () if self.closed else self._received[source]
         pods = tuple(pod for pod in wanted if _uid(pod) not in self._stopped and _uid(pod) not in self._terminating)
         kept, now = set(map(_uid, pods)), self._clock.monotonic()

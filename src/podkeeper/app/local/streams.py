@@ -36,7 +36,7 @@ class StreamSession(Protocol):
         """Set the size of the TTY. Without a TTY this is a no-op."""
 
     async def wait(self) -> CommandEnd:
-        """Return how the process ended. After `attach`, returns success even if the process keeps running."""
+        """Return the exit status of the process. After `attach`, return success, even if the process keeps running."""
 
     async def close(self) -> None:
         """Disconnect. A process started by `exec` receives SIGHUP and is killed if it does not exit."""

@@ -66,7 +66,7 @@ def _read_object(text: str, start: int) -> ParsedObject | None:
 
 
 class _DecodeErrors:
-    """Errors found by the decoder's hooks, which do not know the position."""
+    """Errors of the decoder's hooks. The hooks do not receive the position."""
 
     def __init__(self) -> None:
         self.repeated: str | None = None

@@ -3,7 +3,7 @@
 Input: text and tag. Output: a string, bool, int, float or None, the value that `kubectl` would send. Surprising cases:
 
 * `0644` is 420 and `0o17` is 15. `yes` and `y` are true. `22:22` and dates are strings.
-* `1e3` is the integer 1000, because JSON does not keep the difference.
+* `1e3` is the integer 1000, because JSON does not distinguish the two.
 * An integer beyond 64 bits is a float. Infinity is an error, because JSON cannot express it.
 
 Kubelet counterparts: `resolve` in go-yaml v2 and `convertToJSONableObject` in sigs.k8s.io/yaml.
@@ -21,7 +21,7 @@ from podkeeper.model.errors import quoted
 
 Scalar = str | bool | int | float | None
 
-TOO_DEEP: Final = "cannot nest deeper than {} levels"
+TOO_DEEP: Final = "cannot parse a document that is nested deeper than {} levels"
 LONG_TAG: Final = "tag:yaml.org,2002:"
 MERGE_TAG: Final = LONG_TAG + "merge"
 

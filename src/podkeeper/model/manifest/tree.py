@@ -3,8 +3,8 @@
 Input: the events of PyYAML. Output: dicts, lists and scalars, as `kubectl` would convert them to JSON. The builder has
 its own stack, because PyYAML's composer recurses and crashes the process on deep nesting.
 
-Depth and aliases are limited, so that a small text cannot become a huge value. Aliased parts are shared, not copied,
-but they count in full, because encoding the value repeats them.
+Depth and aliases are limited, so that a small text cannot become a huge value. Aliased parts are shared, not copied.
+But each alias counts with its full size, because encoding the value repeats it.
 
 Two surprising rules of Go apply here, too. A merge key (`<<`) overrides the keys before it, and the keys after it
 override the merged ones. Only the first document of a text is used. One difference: duplicate keys are an error. Go
@@ -189,7 +189,10 @@ class _Builder:
         self._put(frame.value)
 
     def _contain(self, levels: int) -> None:
-        """Add a collection with this many levels to the open one. Needed because aliases nest without brackets."""
+        """Add a collection with this many levels to the open one.
+
+        An alias adds levels without a start event, so the parser's own depth is not enough.
+        """
         if len(self._stack) + levels > MAX_DEPTH:
             raise scalars.NotReadable(scalars.TOO_DEEP.format(MAX_DEPTH))
         if self._stack:
@@ -206,7 +209,7 @@ class _Builder:
         self._aliased_nodes += anchored.nodes
         self._aliased_characters += anchored.characters
         if self._aliases_too_much():
-            raise scalars.NotReadable("cannot accept a document with excessive aliasing; write out the aliased parts")
+            raise scalars.NotReadable("document contains excessive aliasing; write out the aliased parts")
         self._contain(anchored.levels)
         if self._stack and self._stack[-1].key is _NO_KEY:
             if isinstance(anchored.value, (dict, list)):

@@ -30,7 +30,8 @@ from podkeeper.model.wire import Wire
 
 W = TypeVar("W", bound=Wire)
 
-MAX_PROBLEMS: Final = 100  # per document, for errors and unknown fields each; more do not help the reader
+# Per document, separately for errors and unknown fields; a longer list does not help the user.
+MAX_PROBLEMS: Final = 100
 _MAX_SUGGESTIONS: Final = 20  # the search for similar names is slow
 
 

@@ -1,7 +1,8 @@
 """Admission: decide whether a pod may run beside the admitted pods.
 
-Inputs are a pod, the node and the resources that other pods hold. The result is None if the pod fits, a `Rejection`
-with the kubelet's reason and message if it does not, or `Preempt` if a critical pod fits after other pods are killed.
+Inputs are a pod, the node and the resources that other pods hold. The result is None if the pod fits. If it does not
+fit, the result is a `Rejection` with the kubelet's reason and message. If a critical pod fits after other pods are
+killed, the result is `Preempt`.
 
 Only the first reason is reported, in the kubelet's order: sysctls, the pod's OS, resources (number of pods, cpu,
 memory, ephemeral storage, then the rest by name), node affinity, node name, host ports, NoExecute taints, AppArmor.
@@ -101,7 +102,10 @@ def _predicates(
 
 
 def _unsupported(pod: core.Pod, node: core.Node) -> Rejection | None:
-    """Return rejections that preemption cannot resolve. Checked first, so that no pod is killed in vain."""
+    """Return rejections that preemption cannot resolve.
+
+    Checked first, so that no pod is killed for a pod that is rejected anyway.
+    """
     # Kept from the kubelet: it reads the pod's own label, not its node selector.
     if (pod.metadata.labels or {}).get(_OS_LABEL, NODE_OS) != NODE_OS:
         return Rejection(

@@ -1,9 +1,9 @@
 """Preemption: choose the pods to kill so that a critical pod fits.
 
-A critical pod is rejected for missing resources only if killing other pods cannot free enough. Pods with a higher
-quality of service are spared: first find the guaranteed pods that must be killed even if all others are, then the
-burstable ones, then the best-effort ones. Within a class, the pod whose requests come closest to the amount still
-missing is killed first. Of two equally close pods, it is the one that requests less.
+A critical pod is rejected for missing resources only if killing other pods cannot free enough. Pods of a higher QoS
+class are killed last. First find the Guaranteed pods that must be killed even if all others are killed. Then find the
+Burstable pods, then the BestEffort pods. Within a class, the pod whose requests come closest to the missing amount is
+killed first. If two pods are equally close, the one that requests less is killed.
 
 Kubelet counterpart: pkg/kubelet/preemption.
 """

@@ -75,8 +75,8 @@ def decode_checkpoint(checkpoint: bytes, now: datetime, wall: datetime) -> tuple
 def time_away(written: datetime, wall_written: datetime, now: datetime, wall: datetime) -> timedelta:
     """Return how long ago a checkpoint was written, given both clocks then and now.
 
-    The steady clock never gives too much: it is exact within one boot, and gives less after a reboot. If it gives a
-    negative time, the machine has rebooted, and the wall clock is used.
+    The steady clock never overestimates: within one boot it is exact, and after a reboot it underestimates. A negative
+    result means that the machine has rebooted. Then the wall clock is used.
     """
     steady_away = now - written
     return steady_away if steady_away >= _NOTHING else max(wall - wall_written, _NOTHING)

@@ -116,7 +116,7 @@ class SeenExit:
 
 @dataclass(frozen=True, slots=True)
 class BackoffRecord:
-    """Everything that a table has of one key, for the journal."""
+    """The complete state of one key, for the journal."""
 
     key: BackoffKey
     entry: BackoffEntry
@@ -214,8 +214,9 @@ class BackoffTable:
         ahead while the agent was down, an exit may seem older than the entry of its own start. Then the delay begins
         now.
 
-        If the clock jumped ahead since the start, the exit time is by the clock before or after the jump. The later
-        time counts if it is possible, because the other one would shorten the delay.
+        If the wall clock jumped ahead after the start, the runtime may have read the exit time before or after the
+        jump. Use the later of the two possible times unless it is in the future, because the earlier one would shorten
+        the delay.
         """
         if last.finished_at is None:
             return None

@@ -7,8 +7,8 @@ As in the kubelet, requests become shares and limits become a quota of at least 
 resources, a cgroup gets the smallest share and no limit. A pod's cgroup has a limit only if every container has one.
 
 The version 2 weights of pods and containers differ. For pods, the weight grows linearly with the shares, as in the
-kubelet. For containers, it follows a curve through both defaults (1024 shares, weight 100), as in current runtimes.
-All files are always given, so that a removed limit is reset.
+kubelet. For containers, it follows a curve through both defaults (1024 shares, weight 100), as in current runtimes. The
+result always contains all files, so that a removed limit is reset.
 
 Kubelet counterparts: pkg/kubelet/cm/helpers_linux.go and kuberuntime_container_linux.go.
 """

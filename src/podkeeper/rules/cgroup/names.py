@@ -72,7 +72,7 @@ def pod_of_slice(unit: str, branch: Name) -> PodUID | None:
 
 
 def slice_name_error(uid: str) -> str:
-    """Return why a UID cannot be part of a slice's name, "" if it can."""
+    """Return why a UID cannot be part of a slice name. "": it can."""
     if not uid:
         return "is empty"
     if invalid := sorted(set(uid) - _UNIT_CHARACTERS - {"-"}):

@@ -3,9 +3,9 @@
     CgroupLimits -> ("CPUShares", ("t", 512)), ("MemoryLimit", ("t", 67108864)), ...      version 1
                  -> ("CPUWeight", ("t", 20)), ("MemoryMax", ("t", 67108864)), ...         version 2
 
-All properties are always given, so that a removed limit is reset. Systemd counts CPU in whole percent and rounds a
-quota up. The kernel's files (`files_of` of the `rounded` limits) must have the same value, otherwise the last writer
-would win.
+The result always contains all properties, so that a removed limit is reset. Systemd counts CPU in whole percent and
+rounds a quota up. The kernel's files (`files_of` of the `rounded` limits) must have the same value, otherwise the last
+writer would win.
 
 Kubelet counterpart: opencontainers/cgroups/systemd.
 """

@@ -1,7 +1,8 @@
 """The downward API: fields of a pod and resources of its containers, as text.
 
-Inputs are a selector from the spec and a `PodContext`. The output is a text. `NotConfigurable` carries the message
-for the container's status. A missing limit is the pod-level limit, else the node's allocatable amount.
+Inputs are a selector from the spec and a `PodContext`. The output is a text. `NotConfigurable` carries the message for
+the container's status. For a container without a limit, the value is the pod-level limit, else the node's allocatable
+amount.
 
 Kubelet counterparts: `podFieldSelectorRuntimeValue` in pkg/kubelet/kubelet_pods.go,
 pkg/kubelet/kubelet_resources.go and pkg/api/v1/resource.
@@ -111,7 +112,10 @@ def _host_ips(context: PodContext) -> tuple[str, ...]:
 
 
 def _named(name: str, pod: Pod) -> tuple[Container, bool]:
-    """Return another container of the pod, and whether its limits have defaults. Those of init containers have none."""
+    """Return another container of the pod, and whether a missing limit has a default.
+
+    Limits of init containers have none.
+    """
     for containers, has_defaults in ((pod.spec.containers, True), (pod.spec.init_containers or (), False)):
         for container in containers:
             if container.name == name:

@@ -39,7 +39,7 @@ class EnvReference:
 
 
 Objects = Mapping[EnvReference, ConfigMap | Secret]
-"""The objects that exist. A missing one is not found."""
+"""The existing objects. An object that is not in this mapping does not exist."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ def grace_budget(
 def container_grace_seconds(pod: Pod, container: Container, reason: KillReason) -> int:
     """Return the grace period of one container without an override.
 
-    The grace period of a deletion has priority. A probe's grace period counts only if the spec has one, too. It may be
-    the longer of the two.
+    The grace period of a deletion has priority. The grace period of a probe applies only if the pod's spec sets one,
+    too. It may be longer than that of the spec.
     """
     if pod.metadata.deletion_grace_period_seconds is not None:
         return pod.metadata.deletion_grace_period_seconds

@@ -27,7 +27,7 @@ def termination_order(spec: PodSpec, running: Collection[str]) -> TerminationOrd
     """Return which running containers each running container waits for.
 
     A sidecar waits for every later running sidecar. In the kubelet it waits only for its direct successor in the spec.
-    So one dead sidecar lets those on both sides of it stop together.
+    There, the neighbours of an exited sidecar stop at the same time.
     """
     order: dict[str, frozenset[str]] = dict.fromkeys(running, frozenset())
     awaited = frozenset(container.name for container in spec.containers if container.name in order)

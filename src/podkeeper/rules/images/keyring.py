@@ -75,7 +75,7 @@ class _ConfigEntry:
 
 
 def credentials_for(reference: str, configs: Sequence[str]) -> tuple[Credentials, ...]:
-    """Return the credentials to try for an image, in order. None: pull without credentials."""
+    """Return the credentials to try for an image, in order. Empty: pull without credentials."""
     return pull_credentials(reference, [PullSecret(config) for config in configs])
 
 

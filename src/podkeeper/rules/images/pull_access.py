@@ -24,7 +24,7 @@ from podkeeper.rules.images.keyring import Credentials
 from podkeeper.rules.images.reference import parse_image, untagged
 
 MANY_SECRETS: Final = 100
-"""With this many secrets, those that match only by content or name are no longer recorded."""
+"""If a record has this many secrets, a secret that matches only by content or only by name is not added."""
 
 
 class VerificationPolicy(StrEnum):
@@ -72,7 +72,7 @@ class Proof(msgspec.Struct, frozen=True):
 
     @property
     def secret(self) -> tuple[str, str, str]:
-        """The identity of the secret, whatever its content."""
+        """The identity of the secret, without its content."""
         return self.namespace, self.name, self.uid
 
 
@@ -136,7 +136,10 @@ def must_pull(
     offered: Sequence[Credentials],
     verification: Verification,
 ) -> Decision:
-    """Decide whether a pod must pull an image that is present. `begun`: the agent once began to pull this name."""
+    """Decide whether a pod must pull an image that is present.
+
+    `begun`: the agent has recorded a pull intent for this name.
+    """
     if not verification.concerns(image, pulled is not None or begun):
         return Decision(pull=False)
     access = None if pulled is None else pulled.access.get(untagged(image))

@@ -105,8 +105,8 @@ def stale_files(names: Iterable[str], attempts: Collection[int]) -> tuple[str, .
 def seconds_until_next_check(growing: Iterable[tuple[int, float]], policy: RotationPolicy) -> float:
     """Return the time until the next check, given the bytes left and the growth per second of each log.
 
-    A log that will be full before the interval ends is checked then. So fast logs are cut into parts of about the right
-    size.
+    If a log will be full before the interval ends, the check is at that time. So a fast log is rotated near its size
+    limit.
     """
     shortest = min(MIN_INTERVAL_SECONDS, policy.interval_seconds)
     full_in = min((left / rate for left, rate in growing if rate > 0), default=policy.interval_seconds)

@@ -3,7 +3,8 @@
     /var/log/containers/<pod>_<namespace>_<container>-<id>.log
         -> /var/log/pods/<namespace>_<pod>_<uid>/<container>/<attempt>.log
 
-A dangling link is removed unless its container runs: between two steps of a rotation, the log is missing for a moment.
+A dangling link is removed unless its container runs. The log of a running container may be missing for a moment,
+between two steps of a rotation.
 
 Kubelet counterparts: legacy.go and `evictPodLogsDirectories` in pkg/kubelet/kuberuntime.
 """

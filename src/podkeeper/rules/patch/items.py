@@ -1,8 +1,8 @@
 """Identity and order of the items of merged lists.
 
 The merge key identifies an object, a scalar identifies itself. Both type and value count (`80` and `"80"` differ). The
-order of a merged list follows three rules: items of the patch are in the patch's order, items that only the server has
-keep their order, and the two are interleaved as on the server.
+order of a merged list follows three rules. Items of the patch are in the patch's order. Items that only the server has
+keep their order. The two groups are interleaved as on the server.
 
 Kubelet counterpart: `normalizeElementOrder` in apimachinery's pkg/util/strategicpatch/patch.go. Dictionaries replace
 its linear searches, so the cost is linear in the length of the list.
@@ -24,13 +24,13 @@ def identity_of(item: Json, merge_key: str, path: FieldPath, index: int) -> Iden
     value = item
     if merge_key:
         if not isinstance(item, dict):
-            raise _no_identity(f"an item is {type_name(item)}, an object is expected", path, index)
+            raise _no_identity(f"an item is {type_name(item)}, expected an object", path, index)
         if merge_key not in item:
-            raise _no_identity(f"an item has no {merge_key!r}, which identifies it", path, index)
+            raise _no_identity(f"an item lacks its merge key {merge_key!r}", path, index)
         value = item[merge_key]
     if value is None or isinstance(value, dict | list):
         what = f"the {merge_key!r} of an item" if merge_key else "an item"
-        raise _no_identity(f"{what} is {type_name(value)}, a string or a number is expected", path, index)
+        raise _no_identity(f"{what} is {type_name(value)}, expected a string or a number", path, index)
     return type(value), value
 
 
@@ -55,7 +55,7 @@ def holds_objects(path: FieldPath, *lists: Sequence[Json]) -> bool:
             if first is None:
                 first = type(item)
             if item is None or isinstance(item, list) or type(item) is not first:
-                reason = f"an item is {type_name(item)}; objects, or scalars of one type, are expected"
+                reason = f"an item is {type_name(item)}, expected only objects or only scalars of one type"
                 raise _no_identity(reason, path, index)
     return first is dict
 

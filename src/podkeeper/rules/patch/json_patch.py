@@ -5,10 +5,9 @@
 Inputs are a document and operations. The output is the new document, or an `OperationError` that names the operation.
 Containers are copied when an operation first changes them, so the cost of a patch is linear in its length.
 
-Where the API server's library is more lenient than the RFC and clients may depend on it, this module is, too: `replace`
-of an absent member adds it, `test` treats absent and null as equal, and negative indexes count from the end. Where the
-library is merely careless (a missing `value` means null, `copy` from an absent member gives null, a path need not start
-with a slash), the RFC applies.
+The API server's library is more lenient than the RFC. This module is as lenient where clients may depend on it:
+`replace` of an absent member adds it, `test` treats absent and null as equal, and negative indexes count from the end.
+Elsewhere the RFC applies: `value` is required, `copy` needs an existing member, and a path starts with a slash.
 
 Kubelet counterpart: `Patch.Apply` of evanphx/json-patch. The limits are those of the API server.
 """
@@ -37,10 +36,10 @@ def apply(
 ) -> Json:
     """Apply all operations. `max_copy_bytes` limits the total size that `copy` may add."""
     if not isinstance(patch, list):
-        raise PatchError(f"cannot use the patch: it is {type_name(patch)}, a list of operations is expected")
+        raise PatchError(f"cannot apply the patch: it is {type_name(patch)}, expected a list of operations")
     if len(patch) > max_operations:
         raise PatchTooLarge(
-            f"cannot use the patch: it has {len(patch)} operations, at most {max_operations} are allowed"
+            f"cannot apply the patch: it has {len(patch)} operations, expected at most {max_operations}"
         )
     check_depth(patch, "the patch")
     document = _PatchedDocument(original, max_copy_bytes)
@@ -52,11 +51,11 @@ def apply(
 
 def _apply_operation(document: "_PatchedDocument", index: int, operation: Json) -> None:
     if not isinstance(operation, dict):
-        raise PatchError(f"cannot use the operation: it is {type_name(operation)}, an object is expected", f"[{index}]")
+        raise PatchError(f"cannot apply the operation: it is {type_name(operation)}, expected an object", f"[{index}]")
     name, path = operation.get("op"), operation.get("path")
     if not isinstance(name, str) or name not in _REQUIRED_MEMBERS:
         raise PatchError(
-            f"cannot use the operation: 'op' must be one of {', '.join(_REQUIRED_MEMBERS)}", f"[{index}].op"
+            f"cannot apply the operation: expected 'op' to be one of {', '.join(_REQUIRED_MEMBERS)}", f"[{index}].op"
         )
     try:
         for needed in _REQUIRED_MEMBERS[name]:
@@ -128,7 +127,7 @@ class _PatchedDocument:
             absent = isinstance(parent, dict) and at[-1] not in parent
             found = None if absent else member(parent, at[-1])
         if not same(found, value):
-            raise BadPointer("the value differs")
+            raise BadPointer("the value differs from the expected value of the test")
 
     def copy(self, source: list[str], at: list[str]) -> None:
         value = self._get(source)
@@ -143,7 +142,7 @@ class _PatchedDocument:
     def move(self, source: list[str], at: list[str]) -> None:
         value = self._get(source)
         if at[: len(source)] == source and len(at) > len(source):
-            raise BadPointer("it is inside the moved value")
+            raise BadPointer("the target is inside the moved value")
         if at != source:
             self.remove(source)
             self.add(at, value)

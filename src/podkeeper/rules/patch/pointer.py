@@ -21,11 +21,11 @@ class BadPointer(ValueError):
 
 def tokens_of(pointer: Json) -> list[str]:
     if not isinstance(pointer, str):
-        raise BadPointer(f"it is {type_name(pointer)}, a string like '/spec/replicas' is expected")
+        raise BadPointer(f"the pointer is {type_name(pointer)}, expected a string like '/spec/replicas'")
     if not pointer:
         return []
     if not pointer.startswith("/"):
-        raise BadPointer("a pointer starts with '/'")
+        raise BadPointer("the pointer does not start with '/'")
     if _BAD_ESCAPE.search(pointer):
         raise BadPointer("'~' must be followed by 0 (for '~') or 1 (for '/')")
     if pointer.count("/") > MAX_DEPTH:
@@ -43,7 +43,7 @@ def index_in(token: str, length: int) -> int:
         raise BadPointer(f"{token!r} is not an index of a list")
     index = int(token)
     if not -length <= index < length:
-        allowed = f"0 to {length - 1} is allowed" if length else "the list is empty"
+        allowed = f"expected 0 to {length - 1}" if length else "the list is empty"
         raise BadPointer(f"index {index} is out of range, {allowed}")
     return index + length if index < 0 else index
 

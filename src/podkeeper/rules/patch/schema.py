@@ -45,7 +45,7 @@ def fields_of_kind(kind: str) -> Fields:
     name = KINDS.get(kind, kind)
     if name not in TYPES:
         raise UnsupportedKind(
-            f"cannot use a strategic merge patch on {kind}: only built-in kinds have one; "
+            f"cannot use a strategic merge patch on {kind}: only built-in kinds support it; "
             "use a JSON merge patch (application/merge-patch+json)"
         )
     return fields_of(name)

@@ -82,7 +82,7 @@ def _execute_directive(patch: JsonObject, path: FieldPath) -> JsonObject:
             return {}
         case directive:
             raise PatchError(
-                f"cannot execute $patch {directive!r}: 'delete' or 'replace' is expected; "
+                f"cannot execute $patch {directive!r}: expected 'delete' or 'replace'; "
                 "without $patch, objects are merged",
                 dotted((*path, DIRECTIVE)),
             )
@@ -125,11 +125,11 @@ def _retain_keys(result: JsonObject, rest: JsonObject, target: MergeTarget, path
             raise PatchError("cannot merge two patches that retain different members", here)
         return
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise PatchError("cannot retain members: a list of their names is expected", here)
+        raise PatchError("cannot execute $retainKeys: expected a list of member names", here)
     retained = set(names)
     for key, value in rest.items():
         if value is not None and key not in retained and not key.startswith((DELETE_FROM, SET_ORDER)):
-            raise PatchError(f"cannot retain only the listed members: the patch sets {key!r}, list it as well", here)
+            raise PatchError(f"cannot execute $retainKeys: the patch sets {key!r}, so add it to the list", here)
     for key in [key for key in result if key not in retained]:
         del result[key]
 
@@ -138,7 +138,7 @@ def _list_named(directive: str, prefix: str, path: FieldPath) -> str:
     """Return the list that a directive such as `$setElementOrder/finalizers` applies to."""
     head, slash, name = directive.partition("/")
     if head != prefix or not slash or not name:
-        raise PatchError(f"cannot execute {directive!r}: {prefix}/<list> is expected", dotted((*path, directive)))
+        raise PatchError(f"cannot execute {directive!r}: expected {prefix}/<list>", dotted((*path, directive)))
     return name
 
 
@@ -148,7 +148,7 @@ def _list_or_none(members: JsonObject, name: str, path: FieldPath) -> list[Json]
         return None
     value = members[name]
     if not isinstance(value, list):
-        raise PatchError(f"cannot order: it is {type_name(value)}, a list is expected", dotted((*path, name)))
+        raise PatchError(f"cannot order the list: it is {type_name(value)}, expected a list", dotted((*path, name)))
     return value
 
 
@@ -163,13 +163,16 @@ def _delete_from_list(result: JsonObject, directive: str, unwanted: Json, target
         result.pop(name, None)
         return
     if not isinstance(unwanted, list):
-        raise PatchError(f"cannot delete: it is {type_name(unwanted)}, a list is expected", dotted(here))
+        raise PatchError(
+            f"cannot execute $deleteFromPrimitiveList: it is {type_name(unwanted)}, expected a list", dotted(here)
+        )
     current = result.get(name)
     if not isinstance(current, list):
         return
     if holds_objects(here, current, unwanted):
         raise PatchError(
-            "cannot delete from a list of objects this way: patch its items with $patch: delete", dotted(here)
+            "cannot execute $deleteFromPrimitiveList on a list of objects: use $patch: delete in its items",
+            dotted(here),
         )
     deleted = set(identities_of(unwanted, "", here))
     identities = identities_of(current, "", here)
@@ -182,7 +185,9 @@ def _merge_ordered_list(
     """Execute `$setElementOrder`: merge the list it names, if any, and sort the result."""
     order = rest.pop(directive)
     if not isinstance(order, list):
-        raise PatchError(f"cannot order: it is {type_name(order)}, a list is expected", dotted((*path, directive)))
+        raise PatchError(
+            f"cannot execute $setElementOrder: it is {type_name(order)}, expected a list", dotted((*path, directive))
+        )
     name = _list_named(directive, SET_ORDER, path)
     if target is MergeTarget.PATCH and not same(result.setdefault(directive, order), order):
         raise PatchError("cannot merge two patches that require different orders", dotted((*path, directive)))
@@ -236,7 +241,7 @@ def _merged_lists(
         unique: list[Json] = [value for _, value in dict.fromkeys([*server, *wanted])]
         return arranged(unique, wanted, server, key, path)
     if not key:
-        raise PatchError("cannot merge: scalars are expected in this list, not objects", dotted(path))
+        raise PatchError("cannot merge: the list contains objects, expected scalars", dotted(path))
     original, patch = _execute_item_directives(original, patch, key, path)
     server, wanted = identities_of(original, key, path), identities_of(patch, key, path)
     return arranged(_merged_items(original, patch, field, target, path), wanted, server, key, path)
@@ -260,7 +265,7 @@ def _execute_item_directives(
                 replaced = True
             case directive:
                 raise PatchError(
-                    f"cannot execute $patch {directive!r}: 'delete' (an item) or 'replace' (the list) is expected; "
+                    f"cannot execute $patch {directive!r}: expected 'delete' (an item) or 'replace' (the list); "
                     "without $patch, items are merged",
                     dotted((*path, f"[{index}]", DIRECTIVE)),
                 )

@@ -98,7 +98,7 @@ def _diff_merged_list(
         _diff_scalars(patch, key, old, new, parts, path)
         return
     if not field.merge_key:
-        raise PatchError("cannot diff: scalars are expected in this list, not objects", dotted(path))
+        raise PatchError("cannot diff: the list contains objects, expected scalars", dotted(path))
     old_names, new_names = identities_of(old, field.merge_key, path), identities_of(new, field.merge_key, path)
     changed, deleted = _changed_items(_by_text(old, old_names), _by_text(new, new_names), field, parts, path)
     places = positions_of(new_names)

@@ -82,7 +82,7 @@ def dotted(path: FieldPath) -> str:
 def object_of(value: Json, what: str) -> JsonObject:
     """Return the value if it is an object, else raise PatchError."""
     if not isinstance(value, dict):
-        raise PatchError(f"cannot use {what}: it is {type_name(value)}, an object is expected")
+        raise PatchError(f"cannot use {what}: it is {type_name(value)}, expected an object")
     return value
 
 

@@ -32,11 +32,11 @@ class ContainerToReset(msgspec.Struct, frozen=True):
 
 
 class PodActions(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that one sync does for a pod. All fields are empty if the pod is as it should be.
+    """Everything that one sync does for a pod. All fields are empty if the pod already matches its spec.
 
-    `kill_pod` stops every container and the sandbox. Then `containers_to_kill` only adds reasons. With
-    `create_sandbox`, the init containers of the old sandbox are removed, too. With `kill_pod` alone, nothing can start:
-    the executor skips ephemeral containers, which are listed as in the kubelet.
+    `kill_pod` stops every container and the sandbox. Then `containers_to_kill` only gives the reasons for the events.
+    With `create_sandbox`, the init containers of the old sandbox are removed, too. With `kill_pod` alone, nothing can
+    start: the executor skips ephemeral containers, which are listed as in the kubelet.
     """
 
     kill_pod: bool = False

@@ -56,7 +56,10 @@ def compute_pod_actions(
 
 
 def _reset(pod: Pod, record: PodRecord, sandbox: SandboxChange) -> PodActions:
-    """Remove all containers. Those whose exit caused it come last, because their exit is the reason."""
+    """Remove all containers.
+
+    The containers whose exit triggers the restart come last, so that an interrupted reset is found again.
+    """
     causes: list[ContainerToReset] = []
     affected: list[ContainerToReset] = []
     for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):

@@ -1,8 +1,8 @@
 """The plan for init containers: run them in order, and keep sidecars running.
 
 Init containers run one after the other. After a sidecar has started, the next one may start. The runtime shows the
-progress, but finished init containers may have been removed. So only the *frontier* counts, which is the last init
-container that the runtime knows:
+progress, but finished init containers may have been removed. So only the *frontier* counts: the last init container
+that the runtime reports.
 
     i0 (gone)   i1 (exited 0)   i2 (running)   i3 (unknown to the runtime)
     `------- before: done -------'      frontier
@@ -108,7 +108,7 @@ def _app_container_exists(app_containers: Sequence[Container], newest: Newest) -
 
 
 def _frontier(init_containers: Sequence[Container], newest: Newest) -> int | None:
-    """Return the index of the last init container that the runtime knows."""
+    """Return the index of the last init container that the runtime reports."""
     for index in range(len(init_containers) - 1, -1, -1):
         if init_containers[index].name in newest:
             return index
@@ -150,7 +150,7 @@ def _frontier_step(pod: Pod, container: Container, found: ContainerRecord, probe
 
 
 def _sidecar_step(container: Container, found: ContainerRecord, probes: ProbeResults) -> _InitStep:
-    """Return what a sidecar needs to run, be started and be live."""
+    """Return the next step for a sidecar that must run, pass its startup probe and be live."""
     match found.state:
         case RecordState.CREATED | RecordState.EXITED:
             return _START

@@ -25,7 +25,7 @@ from podkeeper.model.times import instant
 from podkeeper.rules.container.restart import is_sidecar
 
 AGENT_RESTART_MARGIN = timedelta(seconds=10)
-"""In the kubelet, a container that is older than the agent by this time counts as started before it."""
+"""As in the kubelet, a container predates the agent if it started at least this long before the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ _TOKEN = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+", re.ASCII)
 
 
 class RequestPurpose(Enum):
-    """The sender of the request, as in the user agent."""
+    """Why a request is sent. The User-Agent header contains it."""
 
     PROBE = "probe"
     LIFECYCLE = "lifecycle"

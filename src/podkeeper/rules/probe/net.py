@@ -97,7 +97,7 @@ def _quoted_character(character: str) -> str:
 
 
 def _atoi(text: str) -> int:
-    """Parse a 64-bit integer as Go does. Of a long text, only the digits that cause an overflow are read."""
+    """Parse a 64-bit integer as Go does. Only the first 21 significant digits are parsed, because any more overflow."""
     sign, digits, rest = _NUMBER.fullmatch(text).groups()  # type: ignore[union-attr]  # it matches everything
     significant = digits.lstrip("0")
     magnitude = int(significant[:21] or "0")  # any 21 digits overflow

@@ -62,7 +62,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class TickInput(msgspec.Struct, frozen=True):
-    """The input of one tick. `status` is the last one of the status manager, None if it has none."""
+    """The input of one tick. `status` is the last status in the status manager, or None."""
 
     pod: Pod
     status: PodStatus | None
@@ -84,7 +84,7 @@ class AwaitingContainer(msgspec.Struct, frozen=True):
 
 
 class Probing(msgspec.Struct, frozen=True):
-    """The container is probed whenever it can be."""
+    """The container exists and its result is not final. The probe is executed if the container runs."""
 
     container_id: str
     streak: Streak | None = None
@@ -281,7 +281,7 @@ def _age_seconds(state: State, running: ContainerStateRunning, known: TickInput)
     """Return how long a container has run, in whole seconds.
 
     If its start time is in the future, the clock was set back. The kubelet then does not probe until the clock has
-    caught up. We count from the time at which the container was first seen.
+    caught up. This agent counts from the time at which it first saw the container.
     """
     if running.started_at is None:
         return inf

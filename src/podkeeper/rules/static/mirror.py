@@ -79,12 +79,15 @@ def is_mirror_pod_of(mirror: Pod, pod: Pod) -> bool:
 
 
 def is_outdated_mirror(mirror: Pod, pod: Pod) -> bool:
-    """Return whether a mirror pod is of a former manifest. The kubelet writes the status of the new pod to it."""
+    """Return whether a mirror pod shows a former manifest.
+
+    The kubelet would write the status of the new static pod to it.
+    """
     return is_mirror_pod(mirror) and not is_mirror_pod_of(mirror, pod)
 
 
 def shown_uid(api_pod: Pod) -> PodUID:
-    """Return the UID of the pod that an API object shows. For a mirror pod, it is that of the static pod."""
+    """Return the UID of the pod that an API object represents. For a mirror pod, this is the UID of its static pod."""
     meta = api_pod.metadata
     return PodUID((meta.annotations or {}).get(CONFIG_MIRROR_ANNOTATION) or meta.uid or "")
 

@@ -1,7 +1,8 @@
 """Compute the conditions of a pod that the node agent owns.
 
 In: a pod, its container statuses and its phase. Out: `PodCondition`s without times, which `rules.status.publish` sets.
-The agent writes only its own conditions, shares `DisruptionTarget` with others, and does not change all others.
+The agent writes its own conditions and `DisruptionTarget`, which other components may write too. It never changes any
+other condition.
 
 As in the kubelet, an initialized pod stays initialized, and a condition has the generation of the pod for which it was
 computed. Kubelet counterpart: pkg/kubelet/status/generate.go and pkg/kubelet/types/pod_status.go.

@@ -5,7 +5,7 @@ and `ready` flags, which `rules.probe.flags` sets:
 
     never created               -> waiting, with the last state of the old status
     created, running, exited    -> that state; the previous record that ever ran is its last state
-    ran, and has disappeared    -> its last exit is unknown (137), because it may have completed
+    ran, and has disappeared    -> terminated with 137 (ContainerStatusUnknown), because its exit code is lost
     should start, but cannot    -> waiting, with the reason of the failed start
 
 Restart counts never decrease. Kubelet counterpart: `convertToAPIContainerStatuses` in pkg/kubelet/kubelet_pods.go.
@@ -203,7 +203,10 @@ def _from_record(
 
 
 def _restart_count(record: ContainerRecord, old: ContainerStatus | None) -> int:
-    """Return the higher of the runtime's count and ours, because the runtime's restarts at 0 after a removal."""
+    """Return the higher of the runtime's count and the published count.
+
+    The runtime's count starts from 0 again after it loses its containers.
+    """
     if old is None:
         return record.restart_count
     match record.state:

@@ -2,7 +2,8 @@
 
 `normalised` cuts times to whole seconds (as the API stores them), sorts container statuses, and limits termination
 messages to their share of the total size. `equal_by_kubelet` compares the fields that the node agent owns. As in the
-API server, absent and empty are equal, except for pointers. Equal quantities in different notations are equal, too.
+API server, absent and empty are equal, except for pointers. Quantities are compared by value, so `1` and `1000m` are
+equal.
 
 One deliberate difference: a message is cut between two characters, never inside one. The kubelet cuts bytes, so the
 status that it sends never equals the one that it stores. Kubelet counterpart: `normalizeStatus` and
@@ -141,7 +142,10 @@ def _by_name(statuses: Iterable[ContainerStatus]) -> tuple[ContainerStatus, ...]
 
 
 def _in_spec_order(spec: PodSpec, statuses: Sequence[ContainerStatus]) -> tuple[ContainerStatus, ...]:
-    """Sort statuses like the init containers. Unknown names end up where the kubelet's swaps put them."""
+    """Sort statuses like the init containers.
+
+    The position of unknown names is the same as in the kubelet, which swaps items in place.
+    """
     ordered = list(statuses)
     current = 0
     for container in spec.init_containers or ():

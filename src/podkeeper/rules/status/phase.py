@@ -82,7 +82,7 @@ def _stopped_phase(
         _runs_again(pod, container, status) for container, status in regular
     ):
         return Phase.RUNNING
-    # A container that waits after exit code 0 has not succeeded, because it was to run again.
+    # A container that waits after exit code 0 has not succeeded, because its restart policy requires another run.
     succeeded = all(
         status is not None and status.state.terminated is not None and status.state.terminated.exit_code == 0
         for _, status in regular

@@ -1,6 +1,6 @@
 """Compute the complete status of a pod for the API.
 
-In: the pod with its status in the API, a `PodView` (what the agent has of the pod) and a `NodeView` (common to all
+In: the pod with its status in the API, a `PodView` (the agent's state of the pod) and a `NodeView` (common to all
 pods). Out: a `PodStatus` without start time and transition times, which `rules.status.publish` adds.
 
 This module combines the containers (`rules.status.containers`), the phase (`rules.status.phase`), the flags
@@ -57,7 +57,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """What the agent has of one pod."""
+    """The agent's state of one pod: runtime record, probes, published status."""
 
     record: PodRecord
     probes: ProbeView

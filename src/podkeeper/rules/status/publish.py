@@ -1,4 +1,4 @@
-"""Rules of the status manager: what is accepted and what is sent.
+"""Rules of the status manager: which statuses to accept and to send.
 
 Inputs: a computed status, the cached status, the sent version, the pod of the source and of the API, the time. The
 outputs are values. `engine/status.py` stores them and calls the API.
@@ -125,7 +125,7 @@ class StoreMode(StrEnum):
     """When a legal status is stored."""
 
     IF_CHANGED = "if it has changed"
-    ALWAYS = "always"  # for a pod that is being deleted, because its worker waits for a status to be sent
+    ALWAYS = "always"  # for a deleted pod, because the API object is deleted only after a status is sent
     AS_LAST = "always, and the pod is cleaned up"
 
 
@@ -134,7 +134,7 @@ class SendReason(StrEnum):
 
     NEW_VERSION = "this version was not sent yet"
     DELETABLE = "the API object can be deleted"
-    OVERWRITTEN = "another client overwrote it"  # forget which version was sent, so that it is sent again
+    OVERWRITTEN = "another client overwrote it"  # the caller drops the sent version, so that the status is sent again
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def _with_ephemeral_containers_of(in_api: Pod, status: PodStatus) -> PodStatus:
 def _with_times_of(shown: PodStatus, status: PodStatus) -> PodStatus:
     """Set the start time of the API, and its transition times for conditions with the same status.
 
-    A status that was made from a stored pod or from an old list has other times.
+    A status that was computed from a stored pod or an old list may have other times.
     """
     for condition_type in _TIMED_CONDITIONS:
         condition = find_condition(status.conditions, condition_type)
@@ -307,7 +307,7 @@ def send_reason(
 ) -> SendReason | None:
     """Return why a cached status must be sent now.
 
-    `every`: check everything, as the periodic batch does, otherwise only for a new version. `pod`: the desired pod
+    `every`: make all checks of the periodic batch. False: check only for a new version. `pod`: the desired pod
     with the UID of the API object, so None for a static pod. `api_pod`: the last received API object, so the mirror
     pod of a static pod.
     """
@@ -409,9 +409,9 @@ def _digest_fields(status: ContainerStatus) -> tuple[object, ...]:
 
 
 def would_revive(in_api: Pod, ours: PodStatus) -> bool:
-    """Return whether a status calls a pod alive that the API shows as finished.
+    """Return whether a status reports a pod as running that the API shows as finished.
 
-    An agent that lost its state and received an old list makes such a status until its source is up to date. Mirror
+    An agent that lost its state and received an old list computes such a status until its source is up to date. Mirror
     pods are excluded, because a static pod can run again.
     """
     return is_terminal(in_api.status.phase) and not is_terminal(ours.phase) and not is_mirror_pod(in_api)

@@ -32,7 +32,7 @@ _NOTHING_SHOWN = ResourceRequirements()
 def container_resources(
     container: Container, record: ContainerRecord, container_id: str, old: ContainerStatus | None
 ) -> ResourceRequirements:
-    """Return the resources to show for a container that the runtime knows."""
+    """Return the resources to show for a container that the runtime has."""
     asked = container.resources
     if record.state is not RecordState.RUNNING:
         return asked

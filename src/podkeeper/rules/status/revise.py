@@ -1,8 +1,8 @@
 """Status changes without the runtime: probe results and terminations.
 
 In: the pod and its last status. Out: the changed status, or None if nothing changes. `rules.status.publish.accept`
-decides whether to send it. When a pod has terminated, every container needs a final state. A container that was never
-found counts as failed, so that no pod succeeds by mistake. Kubelet counterpart: `SetContainerReadiness`,
+decides whether to send it. When a pod has terminated, every container needs a final state. A container whose exit was
+never observed counts as failed, so that no pod succeeds by mistake. Kubelet counterpart: `SetContainerReadiness`,
 `SetContainerStartup` and `TerminatePod` in pkg/kubelet/status/status_manager.go.
 """
 

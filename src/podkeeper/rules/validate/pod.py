@@ -4,7 +4,7 @@ Input: a decoded pod, with or without its defaults. Output: all field errors, wi
 means that the API server would store the pod. Validation never raises.
 
 `containers` (with `env`, `hooks`, `resources`, `security`), `volumes` (with `storage`) and `placement` check the other
-fields. Windows options and annotations that fields have replaced are not checked. Kubelet counterpart:
+fields. Windows options are not checked. Neither are deprecated annotations that have a field. Kubelet counterpart:
 `ValidatePodCreate` in pkg/apis/core/validation.
 """
 

@@ -17,7 +17,7 @@ from podkeeper.rules.worker.updates import Signal, StatusFunction, Update, Updat
 
 
 class Updated(msgspec.Struct, frozen=True):
-    """The pod was updated. `runtime` is its record in the cache, None if the cache is not sure."""
+    """The pod was updated. `runtime` is its record in the cache. None: the cache may lack containers of the pod."""
 
     update: Update
     runtime: PodRecord | None = None
@@ -95,7 +95,7 @@ class SyncTerminatingPod(msgspec.Struct, frozen=True):
 
 
 class SyncTerminatingRuntimePod(msgspec.Struct, frozen=True):
-    """Stop the containers of a pod that only the runtime knows."""
+    """Stop the containers of a pod that only the runtime has."""
 
     running_pod: PodRecord
 

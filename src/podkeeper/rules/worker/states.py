@@ -23,7 +23,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The input of one sync: an update as the worker accepted it."""
 
     update_type: UpdateType
-    subject: Pod | PodRecord  # a PodRecord if only the runtime knows the pod
+    subject: Pod | PodRecord  # a PodRecord if only the runtime has the pod
     mirror_pod: Pod | None = None
     grace_seconds: int | None = None
     start_time: float | None = None
@@ -125,7 +125,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class NeverStarted(msgspec.Struct, frozen=True):
-    """A static pod that had to stop before its turn came. It finished without a sync."""
+    """A static pod that was killed while it waited for its predecessor. It finished without a sync."""
 
     cause: Cause
     restart_requested: bool = False

@@ -10,7 +10,7 @@ Three rules explain most cases:
 * Only a termination request or a changed grace period cancels a sync.
 * After a sync that changes the state, the next sync starts at once.
 
-`rules.worker.syncs` decides how syncs begin and end, `rules.worker.workers` what spans pods. Kubelet counterpart:
+`rules.worker.syncs` decides how syncs begin and end. `rules.worker.workers` decides across pods. Kubelet counterpart:
 `UpdatePod` and `removeTerminatedWorker` in pkg/kubelet/pod_workers.go.
 """
 
@@ -83,7 +83,7 @@ def step(state: State, event: Event, timing: SyncTiming = DEFAULT_TIMING) -> Ste
         ):
             return sync_step(state, event, timing)
         case _:
-            raise IllegalStep(f"{event} in {state}")
+            raise IllegalStep(f"unexpected {event} in state {state}")
 
 
 # Updates.
@@ -125,7 +125,8 @@ def _update_running(state: Unknown | Waiting | Syncing, update: Update) -> Step:
     if cause is not None:
         return _update_stopping(TerminationRequested(Termination(cause), activity), update, subject, preempt=True)
     work = _work(update, subject)
-    orders = _complete_now(update.kill)  # kill options without a kill: notify the waiting caller at once
+    # The update has kill options but does not kill the pod, so notify the waiting caller at once.
+    orders = _complete_now(update.kill)
     match state:
         case Unknown():
             return Step(Waiting(work), (*orders, RequestStart()))
@@ -237,5 +238,5 @@ def _after_housekeeping(state: State, desired: bool) -> Step:
 
 
 def _orphaned(cause: Cause) -> Cause:
-    """Return the cause of an orphaned pod. Eviction stays, because it allows to remove content earlier."""
+    """Return the cause of an orphaned pod. EVICTED stays, because it allows removing content earlier."""
     return cause if cause in (Cause.EVICTED, Cause.DELETED) else Cause.ORPHANED

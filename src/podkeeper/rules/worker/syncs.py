@@ -87,7 +87,7 @@ def last_work(activity: Activity) -> Work:
     """Return the work of the current or last sync."""
     work = activity.last if isinstance(activity, Idle) else activity.work
     if work is None:
-        raise IllegalStep("an idle worker that has never synced")
+        raise IllegalStep("expected a worker that has synced, found an idle worker before its first sync")
     return work
 
 
@@ -136,7 +136,7 @@ def sync_step(state: Active, event: SyncEvent, timing: SyncTiming) -> Step:
         case Synced(at=at, is_terminal=False), RunningSync() as running:
             return _sync_succeeded(state, running, at, timing)
         case _:
-            raise IllegalStep(f"{event} in {state}")
+            raise IllegalStep(f"unexpected {event} in state {state}")
 
 
 def _sync_kind(state: Active, work: Work) -> SyncKind:
@@ -170,7 +170,7 @@ def _sync_function(state: Active, running: RunningSync) -> Call:
         case SyncKind.TERMINATED, Pod() as pod, _:
             return SyncTerminatedPod(pod)
         case _:
-            raise IllegalStep(f"{running} in {state}")
+            raise IllegalStep(f"unexpected {running} in state {state}")
 
 
 def _sync_succeeded(state: Active, done: RunningSync, at: float, timing: SyncTiming) -> Step:
@@ -182,11 +182,11 @@ def _sync_succeeded(state: Active, done: RunningSync, at: float, timing: SyncTim
             terminated = Terminated(termination.cause, done, termination.restart_requested)
             return _change_state(terminated, done, at, (*signals, AT_ONCE))
         case SyncKind.TERMINATING_RUNTIME, _:
-            return Step(Unknown())  # only the runtime knew the pod
+            return Step(Unknown())  # only the runtime had the pod
         case SyncKind.TERMINATED, Terminated(cause=cause, restart_requested=restart_requested):
             return Step(Finished(cause, pod_in(done.work), restart_requested))
         case _:
-            raise IllegalStep(f"{done} in {state}")
+            raise IllegalStep(f"unexpected {done} in state {state}")
 
 
 def _change_state(state: Active, done: RunningSync, at: float, orders: tuple[Order, ...]) -> Step:

@@ -44,7 +44,7 @@ class KillOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """One update of one pod. `running_pod` alone is for a pod that only the runtime knows."""
+    """One update of one pod. `running_pod` without `pod`: only the runtime has the pod."""
 
     type: UpdateType
     pod: Pod | None = None
@@ -57,7 +57,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     def subject(self) -> Pod | PodRecord:
         subject = self.pod or self.running_pod
         if subject is None:
-            raise ValueError(f"cannot use the {self.type} update: it has neither pod nor running_pod")
+            raise ValueError(f"cannot create an update of type {self.type}: expected pod or running_pod, both are None")
         return subject
 
     @property

@@ -1,4 +1,4 @@
-"""The states of all pod workers of the node, and what spans pods.
+"""The states of all pod workers of the node, and decisions across pods.
 
 In: updates, housekeeping rounds and sync events. Out: orders, which the shell (`engine/workers.py`) executes at
 once and in order. `step` makes every decision. `WorkerTable` stores the states, orders static pods with the same
@@ -171,7 +171,7 @@ class WorkerTable:
         """Return the waiting static pods of a full name, in the order received."""
         uids = dict.fromkeys(
             self._static_order.waiting(full_name)
-        )  # a pod that was removed and added again is in it twice
+        )  # drop duplicates: a pod that was removed and added again is listed twice
         return tuple(uid for uid in uids if isinstance(self.state(uid), Waiting))
 
     def _send(self, uid: PodUID, event: Event) -> Orders:

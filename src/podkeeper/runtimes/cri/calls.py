@@ -122,7 +122,7 @@ class CriCalls:
         return answer.containers
 
     async def reopen_log(self, container_id: str) -> None:
-        """Make the runtime write a container's log to a new file of the same name."""
+        """Reopen a container's log: the runtime continues in a new file of the same name."""
         request = cri.ReopenContainerLogRequest(container_id=container_id)
         method = f"{_RUNTIME}ReopenContainerLog"
         await self.transport.unary(method, request, cri.ReopenContainerLogResponse, CALL_SECONDS)

@@ -1,6 +1,6 @@
 """Connect to a runtime and check its version.
 
-Failures become messages that say what to do.
+Each error message names the next step for the user.
 
     Version succeeds                            -> the runtime's name and version
     socket missing or no response               -> RuntimeUnavailable: a retry may succeed
@@ -65,7 +65,7 @@ async def _no_cri(calls: CriCalls, where: str) -> BadInput:
             where,
         )
     name = f"{old.runtime_name} {old.runtime_version}"
-    return _bad(f"{name} is too old, it supports only CRI v1alpha2; install {_NEEDED}", where)
+    return _bad(f"{name} supports only CRI v1alpha2, expected v1; install {_NEEDED}", where)
 
 
 def _bad(problem: str, where: str) -> BadInput:

@@ -3,11 +3,11 @@
     run_sandbox      -> RunPodSandbox --- name taken ---> adopt the ready one, remove the others, retry once
     create_container -> files -> CreateContainer --- name taken ---> remove it if it never started, retry once
 
-containerd refuses a name that is taken. CRI-O returns the existing object in any state, so an ID that is already known
-is checked. A call without a response may have taken effect, or may still do so: the next call for the same pod and
-attempt checks first. A container must be created with the configuration of its sandbox. If another agent process
-created the sandbox, the configuration comes from the runtime. If the runtime does not store it, it is computed from
-the pod.
+containerd refuses a name that is taken. CRI-O returns the existing object in any state, so this module checks the state
+of an ID that it already has. A call without a response may have taken effect, or may still do so. So the next call for
+the same pod and attempt first checks for its result. A container must be created with the configuration of its sandbox.
+If another agent process created the sandbox, the configuration comes from the runtime. If the runtime does not store
+it, it is computed from the pod.
 """
 
 import asyncio
@@ -155,7 +155,9 @@ class Creation:
         except RuntimeRefused as error:
             raise without_code(error) from error
         if not container_id:
-            raise RuntimeRefused(f"cannot use the new container {config.container.name}: the runtime returned no ID")
+            raise RuntimeRefused(
+                f"cannot use the new container {config.container.name}: the runtime returned an empty ID"
+            )
         self._index.made(container_id, config.pod.metadata.uid or "", Kind.CONTAINER)
         return container_id
 

@@ -1,6 +1,6 @@
 """Interpret error messages of runtimes.
 
-Runtimes report many conditions only as text. This module knows the texts of containerd and CRI-O. No input or output.
+Runtimes report many conditions only as text. This module contains the texts of containerd and CRI-O. It does no I/O.
 Kubelet counterpart: `evalCRIPullErr` in pkg/kubelet/images/image_manager.go and the error handling in cri-client.
 """
 
@@ -60,7 +60,7 @@ def pull_failure(errors: Sequence[RuntimeRefused]) -> ImagePullFailed:
 
 
 def _pull_message(error: RuntimeRefused) -> str:
-    """The kubelet drops the code Unknown and keeps the others."""
+    """Return the message as in the kubelet, which drops the code Unknown and keeps all others."""
     if isinstance(error, ObjectNotFound):
         return f"rpc error: code = NotFound desc = {error}"
     coded = _CODED.fullmatch(str(error))

@@ -48,7 +48,7 @@ OWN_CALL_SECONDS: Final = 1.0
 """Time that an event waits for our own call about the same object."""
 
 OWN_CHANGE_SECONDS: Final = 1.0
-"""Time after our own start or stop in which an inspection of the pod makes the event unnecessary."""
+"""How long to wait for an inspection after our own start or stop. If there is one, the event is dropped."""
 
 OWN_REMOVAL_SECONDS: Final = 0.1
 """The same after a removal. It is short, but usually more removals of the same pod follow."""
@@ -89,7 +89,10 @@ class EventFeed:
         forget: Callable[[str], None],
         inspected_since: Callable[[PodUID, float], bool] = lambda uid, moment: False,
     ) -> None:
-        """`forget` receives IDs whose status may have changed. `inspected_since`: a pod was inspected after a time."""
+        """`forget` receives IDs whose status may have changed.
+
+        `inspected_since` returns whether an inspection of a pod began after a given time.
+        """
         self._calls = calls
         self._index = index
         self._forget = forget
@@ -119,7 +122,7 @@ class EventFeed:
 
     @contextmanager
     def starting(self, container_id: str) -> Iterator[None]:
-        """Mark our own start call. When it returns, the status is up to date."""
+        """Mark our own start call. After it returns, ContainerStatus shows the start."""
         with self._calling(container_id) as calls:
             yield
         owner = self._index.get(container_id)

@@ -1,7 +1,7 @@
 """Facts about this machine for CRI requests, read once at the start.
 
 In: the directory of the pods. Out: `NodeFacts`, with the kubelet's defaults for everything that the kubelet's
-configuration and the runtime decide (`with_runtime_status`). Blocks. What cannot be read counts as absent.
+configuration and the runtime decide (`with_runtime_status`). Blocks. A file that cannot be read counts as absent.
 Kubelet counterparts: cadvisor's machine information; pkg/kubelet/kuberuntime, selinux, apparmor, pkg/securitycontext.
 """
 
@@ -72,7 +72,10 @@ def _throttle_counters(sys: Path) -> list[Path]:
 
 
 def _swap_file(proc: Path, sys: Path, cgroup_v2: bool) -> Path:
-    """Return a file that exists if swap accounting is on. The root cgroup of version 2 has none, our own has."""
+    """Return a file that exists if swap accounting is on.
+
+    In version 2, the root cgroup has no such file, so use the cgroup of this process.
+    """
     if not cgroup_v2:
         return sys / "fs/cgroup/memory/memory.memsw.limit_in_bytes"
     own = next((line[3:] for line in _text(proc / "self/cgroup").splitlines() if line.startswith("0::")), "/")

@@ -1,4 +1,4 @@
-"""CriImages of a CRI runtime: find, pull, remove.
+"""Images of a CRI runtime: find, pull, remove.
 
 Credentials are tried in the order of the keyring, until one works. Errors have the runtime's message and the kubelet's
 reason.

@@ -1,6 +1,6 @@
 """Inspect pods: the runtime's lists and statuses.
 
-They are requested concurrently and cached while they cannot change.
+Lists and statuses are requested concurrently. A status is cached while it cannot change.
 
     list_pods:  two lists                                          -> all pods, with IDs and states
     pod_record: two lists of one pod -> statuses, concurrently     -> the whole record of one pod
@@ -50,7 +50,7 @@ class PodInspector:
         self._calls = calls
         self._index = index
         self._clock = clock
-        self._settled: dict[str, ContainerRecord] = {}  # containers whose changes a list shows
+        self._settled: dict[str, ContainerRecord] = {}  # records that stay valid until a list shows another state
         self._networks: dict[str, SandboxRecord] = {}
         self._begun: dict[str, float] = {}  # by pod: start of the last inspection
 
@@ -70,7 +70,7 @@ class PodInspector:
         boxes = sandboxes_by_age(sandboxes)
         made = containers_by_age(containers)
         newest, seen = await asyncio.gather(self._newest(boxes), self._containers(made))
-        # Only the network of the newest sandbox matters. The list has enough about the others.
+        # Only the network of the newest sandbox matters, so the older ones need no status call.
         return pod_record(
             uid,
             boxes[0].labels if boxes else made[0].labels if made else {},
@@ -83,7 +83,7 @@ class PodInspector:
         return self._begun.get(uid, moment) > moment
 
     def forget(self, object_id: str) -> None:
-        """Drop what is cached about an ID, because it was removed or has changed."""
+        """Drop the cached data of an ID that was removed or has changed."""
         self._settled.pop(object_id, None)
         self._networks.pop(object_id, None)
 

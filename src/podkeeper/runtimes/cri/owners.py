@@ -1,7 +1,7 @@
 """The pod of each sandbox and container, by ID.
 
-Filled from lists, statuses and our own calls, so that an event can be assigned to its pod without a call. Bounded: the
-oldest entries are dropped.
+Filled from lists, statuses and our own calls, so that an event can be assigned to its pod without a call. The size is
+limited: the oldest entries are dropped first.
 """
 
 from collections import OrderedDict

@@ -3,8 +3,8 @@
     PodSandbox, Container (lists)              -> PodRecord with IDs and states
     PodSandboxStatus, ContainerStatus          -> SandboxRecord, ContainerRecord with everything else
 
-An object belongs to a pod if it has the label `io.kubernetes.pod.uid`, whichever agent created it. So pods of a
-kubelet are read like our own. Objects without the label are ignored. No input or output: the termination message is an
+An object belongs to a pod if it has the label `io.kubernetes.pod.uid`, whichever agent created it. So pods of a kubelet
+are read like our own. Objects without the label are ignored. This module does no I/O: the termination message is an
 argument. Kubelet counterparts: `getPods`, `GetPodStatus` and `toKubeContainerStatus` in kuberuntime.
 """
 
@@ -152,7 +152,7 @@ def container_record(status: cri.ContainerStatus, sandbox_id: str, termination_m
         sandbox_id=sandbox_id,
         restart_count=_number(status.annotations.get(RESTART_COUNT)),
         created_at=instant(status.created_at),
-        # A container that could not be started has no start time. The kubelet shows 1970, and so do we.
+        # A container that could not be started has no start time. Report 1970, as the kubelet does.
         started_at=None if state is RecordState.CREATED else instant(status.started_at),
         resources=_resources(status),
         user=_user(status),
@@ -220,7 +220,7 @@ def _network_mode(status: cri.PodSandboxStatus) -> NetworkMode | None:
 
 
 def _addresses(box: SandboxRecord) -> tuple[str, ...]:
-    """Return the addresses of a sandbox, primary first. None if one is invalid, as in the kubelet."""
+    """Return the addresses of a sandbox, primary first. Empty if one is invalid, as in the kubelet."""
     found = tuple(filter(None, (box.ip, *box.additional_ips)))
     return found if all(map(_is_address, found)) else ()
 
@@ -234,7 +234,7 @@ def _is_address(text: str) -> bool:
 
 
 def _resources(status: cri.ContainerStatus) -> ActualResources | None:
-    """Return the actual resources of a container. Runtimes do not know memory requests."""
+    """Return the actual resources of a container. Runtimes do not report memory requests."""
     linux = status.resources.linux
     cpu_limit = linux.cpu_quota * 1000 // linux.cpu_period if linux.cpu_period > 0 and linux.cpu_quota > 0 else 0
     cpu_request = -(-linux.cpu_shares * 1000 // _SHARES_PER_CPU) if linux.cpu_shares >= _MIN_SHARES else 0

@@ -2,11 +2,12 @@
 
 Processes that still run in them get SIGKILL.
 
-containerd kills by itself. CRI-O sends SIGTERM to containers that run or never started, and waits for the whole
-deadline of the call, two minutes. The caller has already waited for the grace period, so this module kills the
-containers first. CRI-O does not list containers that it is still creating, so its first deadline is short. CRI-O also
-overwrites the exit status of a container that is stopped again, so exited containers are not stopped. `learn()`
-records the runtime's name. Unknown runtimes are treated like CRI-O. Objects that do not exist count as removed.
+When a sandbox is stopped, containerd kills the containers itself. CRI-O sends SIGTERM and waits until the deadline of
+the call, two minutes. It also waits for containers that never started. The engine has already waited for the grace
+period, so this module kills the containers first. CRI-O does not list containers that it is still creating, so the
+first call to it has a short deadline. CRI-O also overwrites the exit status of a container that is stopped again, so
+exited containers are not stopped. `learn()` records the runtime's name. Unknown runtimes are treated like CRI-O.
+Objects that do not exist count as removed.
 """
 
 import asyncio
@@ -19,7 +20,10 @@ from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import ObjectNotFound
 
 FORCE_SECONDS: Final = 4.0
-"""First deadline for CRI-O to stop a sandbox. A second before, it kills the containers that it does not list."""
+"""First deadline for CRI-O to stop a sandbox.
+
+One second before a deadline, CRI-O kills all containers, also those that it does not list.
+"""
 
 _KILLING: Final = ("containerd",)
 
@@ -47,7 +51,8 @@ class Removal:
         """Stop a sandbox and its containers."""
         if not self._kills:
             await self._kill_all_in(sandbox_id)
-            with suppress(CallTimedOut):  # the rest is killed by then, or another step is slow
+            # CRI-O has killed all containers by now; the next call waits for the slow step.
+            with suppress(CallTimedOut):
                 await self._calls.stop_sandbox(sandbox_id, FORCE_SECONDS)
                 return
         await self._calls.stop_sandbox(sandbox_id)

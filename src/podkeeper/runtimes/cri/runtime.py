@@ -3,9 +3,9 @@
     engine --> CriRuntime --> Creation, Removal, PodInspector, CriImages --> CriCalls --> Transport --> the runtime
                    `-------- EventFeed <----------------------------------------'
 
-`open()` checks the runtime and starts to receive events. `close()` disconnects, and pods keep running. Nothing about a
-pod is stored that the runtime cannot report again, so a restarted agent has the same knowledge.
-Kubelet counterpart: pkg/kubelet/kuberuntime.
+`open()` checks the runtime and starts to receive events. `close()` disconnects, and pods keep running. The runtime can
+report everything that this module stores about a pod, so a restart of the agent loses nothing. Kubelet counterpart:
+pkg/kubelet/kuberuntime.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ class CriRuntime:
         return await self._creation.run_sandbox(config)
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Stop a sandbox, and by force whatever still runs in it."""
+        """Stop a sandbox. Kill all processes that still run in it."""
         with self._feed.stopping(sandbox_id):
             await self._removal.stop_sandbox(sandbox_id)
         self._inspector.forget(sandbox_id)

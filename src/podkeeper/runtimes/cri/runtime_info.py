@@ -22,7 +22,7 @@ from podkeeper.runtimes.cri.transport import Answer, Transport, Unimplemented
 
 SECONDS: Final = 10.0
 LISTEN_SECONDS: Final = 0.5
-"""A stream without an error in this time is supported. An unsupported one is refused at once."""
+"""If a stream has no error within this time, the runtime supports it. Runtimes refuse an unsupported stream at once."""
 
 _RUNTIME: Final = "/runtime.v1.RuntimeService/"
 _SUBSCRIBE: Final = "/containerd.services.events.v1.Events/Subscribe"

@@ -3,8 +3,8 @@
     ListPodSandboxStats -> PodStats with network and containers
        `-- refused --> ListContainerStats -> PodStats with containers only
 
-Older runtimes do not have the first call, or refuse all of it while one sandbox terminates. Only pods appear.
-Kubelet counterpart: pkg/kubelet/stats/cri_stats_provider.go.
+Older runtimes do not have the first call. Some refuse the whole call while one sandbox terminates. Containers without a
+pod are skipped. Kubelet counterpart: pkg/kubelet/stats/cri_stats_provider.go.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -109,7 +109,10 @@ def _memory(stats: cri.MemoryUsage) -> MemoryStats:
 
 
 def _available(stats: int | None) -> int | None:
-    """Return what is left of a limit. Without one, containerd reports 0 and CRI-O the 8 EiB of cgroup v1."""
+    """Return the bytes left below a memory limit, or None.
+
+    Without a limit, containerd reports 0, and CRI-O reports the 8 EiB of cgroup v1.
+    """
     return stats if stats and stats < _NO_LIMIT else None
 
 

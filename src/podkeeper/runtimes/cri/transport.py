@@ -1,6 +1,6 @@
 """gRPC calls to a runtime, behind two methods.
 
-A smaller transport could replace grpcio.
+All other modules use only these two methods, so another library can replace grpcio.
 
     unary(method, request, response type, deadline) -> the response
     stream(method, request, response type)          -> responses, until one side ends the stream
@@ -54,7 +54,7 @@ class GrpcTransport:
         self._channel: grpc.aio.Channel | None = None
 
     async def unary(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
-        """Call without retries, because only the caller knows whether a retry is safe."""
+        """Call without retries. Only the caller can decide whether a retry is safe."""
         call = self._open().unary_unary(method, type(request).SerializeToString, answer.FromString)
         try:
             answered: Answer = await call(request, timeout=seconds)
@@ -115,7 +115,7 @@ def _error_of(error: grpc.aio.AioRpcError, method: str, path: str, seconds: floa
 def _plain(text: str, path: str) -> str:
     """Return why a connection failed, without the text that grpcio adds."""
     bare = text.rpartition(f"unix:{path}")[2].strip(": ").removeprefix("error: ")
-    match bare.lower().rpartition(":")[2].strip():  # a failed system call may precede it: recvmsg, sendmsg
+    match bare.lower().rpartition(":")[2].strip():  # grpcio may prepend the name of the failed system call
         case "socket closed" | "connection reset by peer" | "broken pipe":
             return "it closed the connection; it may be restarting"
         case "no such file or directory" | "connection refused" as problem:

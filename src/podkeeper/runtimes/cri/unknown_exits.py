@@ -1,9 +1,9 @@
 """Recover the exit status of containers that containerd reports as UNKNOWN.
 
 This happens after a crash of containerd. If containerd is killed while it cleans up an exited container, it reports
-UNKNOWN after its restart, until it is asked to stop the container. Then it reads the exit code. So an UNKNOWN container
-without a process is stopped here. The kubelet would stop it at the next sync, a minute later, and start it again
-regardless of its restart policy: a finished job would run twice.
+UNKNOWN after its restart. Only a StopContainer call makes it read the exit code. So an UNKNOWN container without a
+process is stopped here. The kubelet would stop it at the next sync, a minute later, and start it again regardless of
+its restart policy: a finished job would run twice.
 
 An UNKNOWN container with a process is left to the engine, which handles it like the kubelet.
 """
@@ -29,8 +29,8 @@ async def recover_exit_status(calls: CriCalls, status: cri.ContainerStatus) -> c
     process = process_of(await calls.container_info(status.id))
     if process is None or await asyncio.to_thread(runs, process, status.id):
         return status
-    log.info("container %s has exited, but the runtime reports UNKNOWN; stop it to get its exit code", status.id)
-    # With its grace period: if it does run where we cannot see it, the kubelet would do the same.
+    log.info("container %s has exited, but the runtime reports UNKNOWN; stopping it to get its exit code", status.id)
+    # Use its grace period, as the kubelet does, in case the container runs in a PID namespace that is not visible here.
     await calls.stop_container(status.id, grace_of(status))
     return await calls.container_status(status.id)
 

@@ -5,9 +5,9 @@ Each pod has its own range.
     <pods root>/<uid>/userns   {"uidMappings":[{"hostId":65536,"containerId":0,"length":65536}],"gidMappings":[...]}
 
 The files have the kubelet's format, so a restarted agent or a kubelet continues with them. A range is free again after
-the pod's directory is removed. 0 to 65535 belong to the node. While the file of one pod cannot be read, no range is
-allocated, because it might be that pod's. A range is needed once per sandbox, so reading all pods is cheap enough.
-Kubelet counterpart: pkg/kubelet/userns.
+the pod's directory is removed. IDs 0 to 65535 belong to the node. While the file of any pod cannot be read, no range is
+allocated, because it could be the range of that pod. A range is needed once per sandbox, so reading all pods is cheap
+enough. Kubelet counterpart: pkg/kubelet/userns.
 """
 
 import asyncio

@@ -4,8 +4,8 @@ For tests, simulations and `--runtime fake`.
 
     runtime      `FakeRuntime`, the implementation of the runtime port
     node         the state: sandboxes and containers; objects: their types
-    behaviour    what a container does, also from a pod's annotations
-    faults       injected faults;  calls: the call log;  images: what can be pulled
+    behaviour    the script of a container, also from a pod's annotations
+    faults       injected faults;  calls: the call log;  images: the images that can be pulled
 
 It works in virtual and in real time. It outlives an agent, so a test can pass it to the next agent.
 """

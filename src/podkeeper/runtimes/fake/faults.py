@@ -1,7 +1,7 @@
 """Injected faults: which calls fail, hang, or take effect and return an error.
 
-Tests and the simulation add faults, and a fake consults them at every call. A fault names an operation and a subject
-(a pod's UID, an object's name). Either may be open. The oldest matching fault applies. If none matches, the policies
+Tests and the simulation add faults, and a fake checks them at every call. A fault selects an operation and a subject (a
+pod's UID or an object's name). None matches any. The oldest matching fault applies. If none matches, the policies
 decide.
 """
 
@@ -87,7 +87,7 @@ class FakeFaults:
         )
 
     def remove(self, fault: Fault) -> None:
-        """Remove a fault. Calls that already suffer from it continue to."""
+        """Remove a fault. Calls that it already delays stay delayed."""
         if fault in self._faults:
             self._faults.remove(fault)
 
@@ -103,7 +103,7 @@ class FakeFaults:
         self._policies.append(policy)
 
     def remove_policy(self, policy: Policy) -> None:
-        """Remove a policy. Calls that already suffer from its faults continue to."""
+        """Remove a policy. Calls that its faults already delay stay delayed."""
         if policy in self._policies:
             self._policies.remove(policy)
 

@@ -1,6 +1,6 @@
 """Images of the fake node.
 
-Every image can be pulled unless it is set as missing or private.
+Every image can be pulled, unless a test marks it as missing or private.
 
 `nginx` and `nginx:latest` are the same image. Other names are used as given.
 """

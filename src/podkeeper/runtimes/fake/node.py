@@ -1,7 +1,7 @@
 """State of the fake runtime and its operations, each in one synchronous step.
 
 A container's exit is a timer of the event loop. No task exists per container, so 10,000 idle pods cost nothing.
-`runtime` handles callers, delays and faults. `violations` lists what an agent must never do.
+`runtime` handles callers, delays and faults. `violations` lists calls that an agent must never make.
 """
 
 import asyncio

@@ -234,7 +234,7 @@ class FakeRuntime:
 
     @property
     def violations(self) -> Sequence[str]:
-        """What the agent did and must never do."""
+        """Calls of the agent that violate the contract of the runtime."""
         return self._node.violations
 
     @property
@@ -299,7 +299,7 @@ class FakeRuntime:
             self._node.stop_sandbox(sandbox)
 
     def answer_in(self, sandbox_id: str, word: str) -> ExecStep | None:
-        """Return the scripted answer of the running containers in a sandbox to a command. None: there is none."""
+        """Return the scripted result of a command in the running containers of a sandbox. None: no script has one."""
         sandbox = self._node.sandboxes.get(sandbox_id)
         now = asyncio.get_running_loop().time()
         for container in () if sandbox is None else sandbox.pod.containers:

@@ -18,8 +18,8 @@ from podkeeper.runtimes.process.keeper_link import KeeperLink
 
 MAX_OUTPUT_BYTES: Final = 16 * 1024
 _CHUNK_BYTES: Final = 65536
-_LAST_CHUNKS: Final = 16  # because a process that the command left behind may write forever
-_EXTRA_SECONDS: Final = 5.0  # how much later than its timeout the keeper must report the end of a command
+_LAST_CHUNKS: Final = 16  # read at most this many chunks after the exit, because an orphaned process may write forever
+_EXTRA_SECONDS: Final = 5.0  # wait this long after the command's timeout for the keeper's answer
 
 
 class _OutputBuffer:

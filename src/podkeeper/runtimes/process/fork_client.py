@@ -1,7 +1,7 @@
 """The agent's client of the fork server: start it, restart it, fork keepers.
 
-The keeper's first connection and its lock are file descriptors that the fork server passes on. So the agent only has
-to wait for the keeper's first message. If any process on the way dies, the connection closes and the lock is free.
+The keeper's first connection and its lock are file descriptors that the fork server passes on. So the agent only has to
+wait for the keeper's first message. If the fork server or the keeper dies, the connection closes and the lock is free.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class ForkServerClient:
         self._jail = jail
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self.isolation: Json | None = None  # what this machine allows, valid once `ready` is set
+        self.isolation: Json | None = None  # the probed isolation, valid once `ready` is set
         self.ready = asyncio.Event()  # the fork server has reported `isolation`
 
     @property
@@ -63,7 +63,8 @@ class ForkServerClient:
         source = str(Path(podkeeper.__file__).parent.parent)
         number = theirs.fileno()
         try:
-            # -I and -S: nothing of the agent's environment gets in, and little is loaded.
+            # -I ignores the agent's environment and user site, -S skips site-packages. So the start is fast and cannot
+            # be influenced.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, source, str(number), self._jail, self._root],
                 pass_fds=(number,),
@@ -89,7 +90,10 @@ class ForkServerClient:
         await self._run_task("delete", {"do": "clear", "directory": directory})
 
     async def give(self, directory: str, group: int) -> None:
-        """Set the group of a directory and its contents, by its ID inside containers. Raises RuntimeUnavailable."""
+        """Set the group of a directory and its contents.
+
+        `group` is an ID inside containers. Raises RuntimeUnavailable.
+        """
         await self._run_task("set the group of", {"do": "give", "directory": directory, "group": group})
 
     async def close(self) -> None:
@@ -168,7 +172,7 @@ def task_error(answer: bytes) -> str:
     try:
         return str(json.loads(answer).get("error", ""))
     except ValueError:
-        return "its process died before it answered"  # or while it answered
+        return "the child of the fork server died before it answered"  # or while it answered
 
 
 def lock_file(path: str, *, make: bool) -> int | None:

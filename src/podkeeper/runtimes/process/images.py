@@ -1,7 +1,7 @@
 """The only image of the process runtime: the host's own files.
 
-Its name is `host`. Names that match a pattern of `--host-image` (`busybox`, `docker.io/library/*`) mean it too, so
-that a manifest for containers can run unchanged. Nothing is pulled: any other name fails like a failed pull.
+Its name is `host`. Names that match a pattern of `--host-image` (`busybox`, `docker.io/library/*`) refer to the same
+image. So a manifest for containers can run unchanged. Nothing is pulled: any other name fails like a failed pull.
 """
 
 from collections.abc import Sequence

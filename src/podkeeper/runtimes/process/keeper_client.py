@@ -3,7 +3,7 @@
     forked or adopted --connect--> link --connection breaks--> is keeper.lock free? --yes--> dead
                                      ^-------------------------------no, reconnect
 
-`root/sandboxes/<id>/keeper.lock` decides whether a keeper lives (see `keeper.main`). Small local files are read in the
+`root/sandboxes/<id>/keeper.lock` shows whether a keeper runs (see `keeper.main`). Small local files are read in the
 event loop. Scans and deletions run in a thread.
 """
 
@@ -44,9 +44,11 @@ CALL_SECONDS: Final = 60.0
 class KeeperTimeouts:
     """How long the agent waits for a keeper."""
 
-    answer_seconds: float = 2.0  # then health() names it; a busy machine alone can cause this
-    not_ready_seconds: float = 60.0  # then its sandbox is reported as not ready, and the engine creates another one
-    kill_seconds: float = 45.0  # then it is killed if it blocks a stop or removal; starting a container may take 30 s
+    answer_seconds: float = 2.0  # after this time, health() reports the keeper; a busy machine alone can cause this
+    # After this time, its sandbox is reported as not ready, and the engine creates another one.
+    not_ready_seconds: float = 60.0
+    # After this time, it is killed if it blocks a stop or removal; more than the 30 s that a container start may take.
+    kill_seconds: float = 45.0
 
 
 _KILLED: Final = 137
@@ -96,7 +98,7 @@ class KeeperClient:
     async def connect(self) -> bool:
         """Connect to a running keeper and request its state. Return False if the keeper is dead.
 
-        Raises RuntimeUnavailable if it lives and does not answer.
+        Raises RuntimeUnavailable if it runs but does not answer.
         """
         error: Exception | None = None
         for pause in _CONNECT_PAUSES:
@@ -108,10 +110,11 @@ class KeeperClient:
                 self._connecting = True
                 link = KeeperLink(self._open_socket(), self._name, self._on_message, self._on_link_lost)
                 await link.call("state", {}, self._timeouts.answer_seconds)
-                # Only after the answer: a caller that stops a container must not mistake a busy keeper for a dead one.
+                # Set the link only after the answer. Otherwise a caller that stops a container would treat a busy
+                # keeper as dead.
                 self.link = link
                 return True
-            except (OSError, KeeperUnreachable) as cause:  # it is still starting, or ending
+            except (OSError, KeeperUnreachable) as cause:  # the keeper is still starting, or is shutting down
                 error = cause
             except CallTimedOut as cause:
                 raise RuntimeUnavailable(f"cannot reach the keeper of pod {self._name}: it does not answer") from cause
@@ -139,7 +142,7 @@ class KeeperClient:
     async def call_or_kill(self, do: str, what: Json, expected_seconds: float) -> None:
         """Send a request that must succeed.
 
-        Wait longer than expected as long as the keeper answers pings. If it does not, kill it and raise
+        While the keeper answers pings, wait longer than expected. If it does not answer, kill it and raise
         KeeperUnreachable.
         """
         _, answer = self._connected().send_request(do, what)
@@ -173,7 +176,10 @@ class KeeperClient:
         return lock is None
 
     async def wait_dead(self) -> bool:
-        """Return whether the keeper is dead. Wait for that, because it releases its lock after its connection."""
+        """Return whether the keeper is dead.
+
+        Wait briefly, because a keeper closes its connection before it releases its lock.
+        """
         for pause in _DEATH_PAUSES:
             await asyncio.sleep(pause)
             if not self.is_alive():
@@ -195,7 +201,7 @@ class KeeperClient:
         return bool(about) and about.get("boot_id") != boot_id()
 
     async def end_containers(self) -> tuple[ReportedContainer, ...]:
-        """Kill the leftovers of a dead keeper and return its containers, with exits as far as they are known."""
+        """Kill the leftovers of a dead keeper and return its containers, with their exit codes if known."""
         return await asyncio.to_thread(self._end_containers)
 
     def _end_containers(self) -> tuple[ReportedContainer, ...]:
@@ -235,7 +241,7 @@ class KeeperClient:
             "reason": "Unknown" if rebooted else "Error",
             "message": "the machine was rebooted"
             if rebooted
-            else "the keeper of the pod died, and the container with it",
+            else "the keeper of the pod died, so the kernel killed the container",
             "started_at": container.started_at,
             "finished_at": max(time.time_ns(), container.started_at),
         }

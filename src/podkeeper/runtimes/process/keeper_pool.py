@@ -5,9 +5,9 @@
     root/sandboxes/.gone-<id>/      a removed sandbox whose files are being deleted
 
 Events of keepers update the `PodTable` in the order in which they arrive. If a connection breaks, the pool checks
-whether the keeper is dead. If it is dead, its containers have exited. If not, the pool reconnects. It retries a keeper
-that lives but does not answer until the keeper is dead or answers, with growing pauses. If the keeper stays
-unresponsive, its sandbox becomes not ready.
+whether the keeper is dead. If it is dead, its containers have exited. If not, the pool reconnects. If a keeper runs but
+does not answer, the pool retries with backoff until it answers or is dead. If the keeper stays unresponsive, its
+sandbox becomes not ready.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class KeeperPool:
         self._fork_server = fork_server
         self._table = table
         self._timeouts = timeouts
-        self._unresponsive: set[str] = set()  # IDs of sandboxes whose keepers live and do not answer
+        self._unresponsive: set[str] = set()  # IDs of sandboxes whose keepers run but do not answer
         self._keepers: dict[str, KeeperClient] = {}
         self._lock: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,7 +146,7 @@ class KeeperPool:
                 self._table.add(sandbox, notify=False)
                 return
         except RuntimeUnavailable as error:
-            log.warning("%s; using the last stored state of its pod", error)
+            log.warning("%s; using the stored state of its pod", error)
             self._table.add(sandbox, notify=False)
             for container in keeper.stored_containers():
                 self._table.put_container(sandbox, container, notify=False)
@@ -221,7 +221,7 @@ class KeeperPool:
             return
         keeper = self.keeper_of(sandbox)
         if not os.path.exists(os.path.join(keeper.directory, STOPPED_FILE)):
-            log.warning("the keeper of pod %s died, and its containers with it", sandbox.pod)
+            log.warning("the keeper of pod %s died, so all its containers were killed", sandbox.pod)
         containers = await keeper.end_containers()
         if self._is_current(sandbox):
             for container in containers:

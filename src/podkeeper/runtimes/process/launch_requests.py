@@ -1,7 +1,7 @@
 """Build a keeper's `create` request from the engine's container configuration.
 
-The container's security context overrides the pod's, as in the kubelet. The host's files are the image, so the host's
-users and groups are the image's, too. A user without a configured group gets its primary group of the host, and its
+The container's security context overrides the pod's, as in the kubelet. The image is the host's files, so /etc/passwd
+and /etc/group of the host apply. A user without a configured group gets its primary group of the host, and its
 supplementary groups unless the pod's policy is Strict. PATH, HOME, HOSTNAME and TERM are added to the environment, as
 an image or containerd would.
 

@@ -75,7 +75,7 @@ class ReportedContainer(msgspec.Struct, frozen=True, kw_only=True):
 class SandboxState(Enum):
     READY = auto()  # its keeper answers
     STOPPING = auto()  # its keeper is shutting down
-    UNRESPONSIVE = auto()  # its keeper lives and does not answer
+    UNRESPONSIVE = auto()  # its keeper runs but does not answer
     STOPPED = auto()  # its keeper has ended
 
 
@@ -156,7 +156,7 @@ class PodTable:
         return tuple(map(self.record, self._pods))
 
     def newest_creation(self, uid: PodUID) -> int:
-        """Return the latest creation time in a pod. Later objects must be younger, even after a clock change."""
+        """Return the latest creation time in a pod. New objects must have a later time, even after a clock change."""
         sandboxes = self._pods.get(uid, ())
         made = [each.facts.created_at for box in sandboxes for each in box.containers.values()]
         return max((*made, *(box.facts.created_at for box in sandboxes)), default=0)

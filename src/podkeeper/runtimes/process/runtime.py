@@ -58,9 +58,9 @@ class ProcessRuntime:
     ) -> None:
         """Configure the runtime. `root` is its state directory, which no other agent may use.
 
-        Image names that match a pattern in `host_images` mean the host's files. Containers cannot see the directories
-        in `hidden`. `jail` is `auto`, or `plain` for no isolation. The kernel enforces `pod_pids_limit` only if the pod
-        has its own user namespace. In all other cases, the pod's cgroup must enforce it.
+        Image names that match a pattern in `host_images` refer to the host's files. Containers cannot see the
+        directories in `hidden`. `jail` is `auto`, or `plain` for no isolation. The kernel enforces `pod_pids_limit`
+        only if the pod has its own user namespace. In all other cases, the pod's cgroup must enforce it.
         """
         self._root = os.path.abspath(root)
         self._hidden = (self._root, *hidden)
@@ -92,7 +92,7 @@ class ProcessRuntime:
         await self.close()
 
     async def isolation(self) -> Json | None:
-        """Return what this machine allows, as the fork server measured it. None: isolation is disabled."""
+        """Return the isolation that the fork server probed on this machine. None: isolation is disabled."""
         await self._fork_server.ready.wait()
         return self._fork_server.isolation
 
@@ -220,7 +220,7 @@ class ProcessRuntime:
         """Cancel all pending kills: containers that survived their stop signal keep running."""
 
         async def cancel(sandbox: Sandbox) -> None:
-            with suppress(AgentError):  # best effort: an unresponsive keeper kills as planned
+            with suppress(AgentError):  # best effort: an unresponsive keeper still kills at the end of the grace period
                 await self._keepers.keeper_of(sandbox).call("spare", {}, _CANCEL_STOP_SECONDS)
 
         async with asyncio.TaskGroup() as group:

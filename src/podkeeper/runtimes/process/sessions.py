@@ -6,9 +6,9 @@
     code = await session.wait()                     the exit code of a command
 
 The bytes of a command go through pipes and terminals that the agent shares with it. No keeper copies them. A client
-that does not read blocks only the writer. If a session is closed, its command gets SIGHUP, as from a closed terminal.
-Processes that still run 10 s later are killed (with the kubelet, they run on). An attached container keeps running.
-With `stdinOnce`, its stdin ends.
+that does not read blocks only the writer. When a session is closed, its command receives SIGHUP, as from a closed
+terminal. Processes that still run 10 s later are killed. With the kubelet, they keep running. An attached container
+keeps running. With `stdinOnce`, its stdin ends.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from podkeeper.runtimes.process.keeper_link import Answer, KeeperLink
 
 _CHUNK_BYTES: Final = 65536
 _QUEUE_CHUNKS: Final = 16
-_LAST_BYTES: Final = 2**20  # limit of what is read from the pipes after a command has ended
+_LAST_BYTES: Final = 2**20  # read at most this much from the pipes after a command has ended
 
 
 class Channel(StrEnum):
@@ -161,7 +161,7 @@ class Session:
         """Read the rest of a command's output. Do not wait for other processes that still have its files open."""
         if not end.cancelled():
             end.exception()  # mark as retrieved: wait() may never be called
-        left = _LAST_BYTES  # because a process that the command left behind may write forever
+        left = _LAST_BYTES  # a limit, because an orphaned process of the command may write forever
         for channel in tuple(self._outputs):
             while left > 0 and (data := self._read_chunk(channel)):
                 self._queue.append((channel, data))

@@ -29,7 +29,7 @@ async def ensure_is_idempotent(cgroups: Cgroups) -> None:
 
 @CGROUPS.scenario
 async def remove_is_idempotent(cgroups: Cgroups) -> None:
-    """`remove` returns when the cgroup is gone. Removing an unknown pod succeeds."""
+    """`remove` returns when the cgroup no longer exists. Removing an unknown pod succeeds."""
     pod, uid = _pod()
     await cgroups.ensure(pod)
     await cgroups.remove(uid)

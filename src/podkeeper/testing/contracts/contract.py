@@ -21,7 +21,10 @@ class Contract(Generic[T]):
         self.scenarios: list[ContractCase[T]] = []
 
     def scenario(self, scenario: ContractCase[T]) -> ContractCase[T]:
-        """Decorator that adds a scenario. The docstring of the scenario is required, because it states the contract."""
+        """Add a scenario.
+
+        Use it as a decorator. The docstring of the scenario is required, because it states the contract.
+        """
         assert scenario.__doc__, f"{name_of(scenario)} has no docstring"
         self.scenarios.append(scenario)
         return scenario
@@ -68,7 +71,7 @@ def raises(error: type[Exception]) -> Iterator[None]:
         yield
     except error:
         return
-    raise AssertionError(f"{error.__name__} was not raised")
+    raise AssertionError(f"expected {error.__name__}, but no error was raised")
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:

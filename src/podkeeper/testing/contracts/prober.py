@@ -67,7 +67,7 @@ async def tcp_succeeds_when_the_connection_is_accepted(subject: ProberSubject) -
 async def every_method_ends_at_its_timeout(subject: ProberSubject) -> None:
     """Each method returns a failure when its timeout has passed without a response.
 
-    The limit is generous for busy machines.
+    The limit is longer than the timeout, so that the test passes on a busy machine.
     """
     loop = asyncio.get_running_loop()
     begun = loop.time()

@@ -1,7 +1,7 @@
 """Contract of the runtime port: sandboxes, containers, images, events, exec, logs and health.
 
-Mutating calls are idempotent, because the engine repeats a call whose response was lost. For stopping and removing, an
-unknown ID counts as gone. A call that waits, such as `stop_container`, must not block other calls.
+Mutating calls are idempotent, because the engine repeats a call whose response was lost. Stopping or removing an
+unknown ID succeeds. A call that waits, such as `stop_container`, must not block other calls.
 
 Each container has a command, for runtimes that run processes, and an annotation with the same behaviour for the fake
 runtime. So one scenario suits both.
@@ -171,7 +171,7 @@ async def remove_sandbox_removes_its_containers(subject: RuntimeSubject) -> None
 
 @RUNTIME.scenario
 async def stopping_and_removing_an_unknown_id_succeeds(subject: RuntimeSubject) -> None:
-    """Stopping or removing an unknown container, sandbox or image succeeds, because it counts as gone."""
+    """Stopping or removing an unknown container, sandbox or image succeeds."""
     runtime = subject.runtime
     await runtime.stop_container("no-such-container", 1)
     await runtime.remove_container("no-such-container")

@@ -4,9 +4,9 @@ Invariants are checked at every step.
 
     world          everything that outlives the agent (API, runtime, journal); agent_process: one process of it
     loop           the event loop with virtual time
-    records        what happens, as values on a bus; ground_truth: what containers really did; active_faults: fault log
+    records        events as values on a bus; ground_truth: the true history of containers; active_faults: fault log
     trace          everything that happened, and its hash; trace_writer: as text; timeline: the trace of one pod
-    schedule       what happens to a node and when, as data; profile: rates and amounts; plan_args: command-line options
+    schedule       the timed actions of a run, as data; profile: rates and amounts; plan_args: command-line options
     workload       the pods of a node: pods, pod_scripts, static_pod_scripts, actions
     faults         the injected faults: faults_agent, faults_calls, faults_services
     invariants     I1 to I22

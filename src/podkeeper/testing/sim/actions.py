@@ -1,4 +1,4 @@
-"""Workload actions: what users and controllers do to the pods of a node.
+"""Workload actions: changes by users and controllers to the pods of a node.
 
 Each action is a frozen value that can be printed, left out and run again. Actions use the API directly (it is never
 down for them), the manifests of static pods, or the machine itself. An action finds its pod by name when it runs. If
@@ -38,7 +38,6 @@ class Create:
         return f"create {described(self.pod)}"
 
     def run(self, world: World) -> None:
-        """Create it."""
         if found(world, self.pod.metadata.name or "") is None:
             world.api.put(self.pod)
 
@@ -56,7 +55,6 @@ class Delete:
         return f"delete {self.name}{how}"
 
     def run(self, world: World) -> None:
-        """Delete it."""
         with suppress(NotFound):
             world.api.mark_deleted(Pod, self.name, NAMESPACE, grace_seconds=self.grace_seconds)
 
@@ -103,7 +101,6 @@ class ChangeImage:
         return f"change {self.name}: {self.container} gets image {self.image}"
 
     def run(self, world: World) -> None:
-        """Change it."""
         pod = found(world, self.name)
         if pod is not None:
             there = pod.spec.init_containers, pod.spec.containers
@@ -126,7 +123,6 @@ class AddLabel:
         return f"label {self.name} as {self.label}"
 
     def run(self, world: World) -> None:
-        """Add it."""
         pod = found(world, self.name)
         if pod is not None:
             labels = {**(pod.metadata.labels or {}), "as": self.label}
@@ -145,7 +141,6 @@ class SetCondition:
         return f"set condition {self.condition} of {self.name}"
 
     def run(self, world: World) -> None:
-        """Set it."""
         pod = found(world, self.name)
         if pod is not None:
             others = tuple(each for each in pod.status.conditions or () if each.type != self.condition)
@@ -167,7 +162,6 @@ class AddEphemeralContainer:
         return f"add ephemeral container {self.container.name} to {self.name}"
 
     def run(self, world: World) -> None:
-        """Add it."""
         pod = found(world, self.name)
         if pod is not None:
             there = tuple(each for each in pod.spec.ephemeral_containers or () if each.name != self.container.name)
@@ -186,7 +180,6 @@ class WriteManifest:
         return f"write {described(self.pod)} at {place(self.pod.metadata.name or '', self.web)}"
 
     def run(self, world: World) -> None:
-        """Write it."""
         _source(world, self.web).write(place(self.pod.metadata.name or "", self.web), self.pod)
 
 
@@ -202,7 +195,6 @@ class RemoveManifest:
         return f"remove {place(self.name, self.web)}"
 
     def run(self, world: World) -> None:
-        """Remove it."""
         _source(world, self.web).erase(place(self.name, self.web))
 
 
@@ -259,7 +251,6 @@ class EndContainer:
         return f"{self.container} of {self.name} ends with {self.exit_code} {self.reason}".rstrip()
 
     def run(self, world: World) -> None:
-        """End it."""
         uid = uid_by_name(world, self.name)
         if uid is not None:
             world.runtime.end_container(uid, self.container, self.exit_code, self.reason)
@@ -276,7 +267,6 @@ class KillSandbox:
         return f"the sandbox of {self.name} dies"
 
     def run(self, world: World) -> None:
-        """Kill it."""
         uid = uid_by_name(world, self.name)
         if uid is not None:
             world.runtime.kill_sandbox(uid)
@@ -294,7 +284,6 @@ class SetImagePullable:
         return f"image {self.image} " + ("can be pulled again" if self.pullable else "cannot be pulled")
 
     def run(self, world: World) -> None:
-        """Change whether the image can be pulled."""
         change: Callable[[str], None] = (
             world.runtime.missing_images.discard if self.pullable else world.runtime.missing_images.add
         )

@@ -71,7 +71,7 @@ class FaultLog:
         )
 
     def last_end(self, since: float, kinds: Collection[str]) -> float:
-        """Return when the last fault of these kinds ended that affected the whole node. None since then: `since`."""
+        """Return when the last node-wide fault of these kinds ended, or `since` if none ended after it."""
         of_all = (each.ended for each in self._faults if each.uid is None and each.kind in kinds)
         return max((ended for ended in of_all if ended >= since), default=since)
 

@@ -100,7 +100,7 @@ class AgentProcess:
             await waiter
         except asyncio.CancelledError:
             task.remove_done_callback(wake)
-            # The agent closes the connection. A random choice decides whether the other side notices.
+            # The agent closes the connection. A random choice decides whether the server cancels the call.
             if self.alive and self._random.random() < 0.5:
                 task.cancel()
             raise
@@ -137,7 +137,7 @@ class AgentProcess:
     def stream(self, stream: Any) -> "StreamProxy":
         """Return a proxy of a stream that ends with this process."""
         self._streams.append(stream)
-        del self._streams[:-16]  # the agent has closed older ones long ago
+        del self._streams[:-16]  # keep the newest 16; the agent has already closed the older ones
         return StreamProxy(stream, self)
 
     def record_update(self, update: PodUpdate) -> None:

@@ -237,7 +237,8 @@ def run_excerpt(excerpt: Excerpt, keep: str = "", also: str = "") -> SeedResult:
 
 def _installer(give_up_at: float, also: str) -> Installer:
     def install(world: World) -> None:
-        # Not a timer, because one more entry on the loop's heap could change the order of timers with equal times.
+        # Check on each record instead of with a timer. One more timer could change the order of timers with equal
+        # times.
         def stop_if_late(it: ReadEnded) -> None:
             if it.at > give_up_at:
                 world.violated(GIVEN_UP, "", f"nothing was violated up to {give_up_at:.3f} s")
@@ -264,7 +265,7 @@ def _timeline(outcome: RunResult, pod: str) -> tuple[TraceLine, ...]:
 
 
 def _is_before_the_end(line: TraceLine) -> bool:
-    """False from the end of the run on. The lines after it only show how the last agent is stopped."""
+    """Return False for lines after the end of the run. They only show how the last agent is stopped."""
     return not line.text.endswith(RUN_IS_OVER)
 
 

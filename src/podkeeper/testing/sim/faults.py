@@ -81,7 +81,10 @@ _DRAWS: Mapping[str, Callable[[Random, float], calls.Drawn]] = {
     "cgroup-trouble": calls.cgroup_faults,
 }
 _PAUSE_SECONDS = 120.0
-"""Pause between two faults of one kind. An agent rightly accepts stale lists that never end."""
+"""Minimum pause between two faults of one kind.
+
+Without it, stale lists could last so long that the agent must accept them.
+"""
 
 
 def fault_actions(
@@ -94,7 +97,8 @@ def fault_actions(
     kinds = [kind for kind in kinds if profile.fault_rate(kind) > 0]
     faults: dict[str, list[_DrawnFault]] = {}
     for kind in FAULTS:
-        chance = Random(random.getrandbits(64))  # drawn for every kind, selected or not
+        # Draw for every kind, so that the selection does not change the other kinds.
+        chance = Random(random.getrandbits(64))
         if kind in kinds:
             per_hour = profile.fault_rate(kind)
             faults[kind] = [fault for segment in segments for fault in _in_segment(chance, segment, kind, per_hour)]
@@ -149,7 +153,7 @@ def _companions(
 
 
 def _is_too_close(fault: _DrawnFault, others: Iterable[_DrawnFault]) -> bool:
-    """Whether a companion would prolong stale lists. The agent rightly accepts lists that stay old for long."""
+    """Whether a companion would prolong stale lists. After a long time, the agent must accept stale lists."""
     if fault.kind != "stale-lists":
         return False
     return any(other.kind == fault.kind and abs(other.at - fault.at) < _PAUSE_SECONDS for other in others)

@@ -105,7 +105,6 @@ class GracefulRestart:
         return f"graceful restart, down for {self.downtime_seconds:.1f} s"
 
     def run(self, world: World) -> None:
-        """Stop it."""
         if world.is_up:
             stopping = world.loop.create_task(world.stop_gracefully(self.within_seconds, self.downtime_seconds))
             # The loop holds only weak references to tasks. The undo function keeps this one alive.
@@ -123,7 +122,6 @@ class Reboot:
         return f"reboot, down for {self.downtime_seconds:.1f} s"
 
     def run(self, world: World) -> None:
-        """Reboot it."""
         world.begin_fault(self.kind, self.downtime_seconds, _no_undo)
         world.reboot(self.downtime_seconds)
 
@@ -141,7 +139,6 @@ class ClockJump:
         return f"the clock jumps by {self.by_seconds:+.1f} s{until}"
 
     def run(self, world: World) -> None:
-        """Jump."""
         world.clock.jump(self.by_seconds)
         if isinf(self.seconds):
             world.fault_log.instant(world.now(), self.kind)
@@ -165,7 +162,6 @@ class DiskFault:
         return f"the journal's disk is {how} for {self.seconds:.0f} s"
 
     def run(self, world: World) -> None:
-        """Fill it or slow it down."""
         world.journal.disk_full = self.full
         world.journal.sync_seconds = self.sync_seconds
 
@@ -224,7 +220,6 @@ def graceful_restart(random: Random, left: float) -> Drawn:
 
 
 def reboot(random: Random, left: float) -> Drawn:
-    """Draw a reboot."""
     return [(0.0, Reboot(random.uniform(5.0, 120.0)))]
 
 
@@ -254,10 +249,10 @@ def late_wakeups(random: Random, left: float) -> Drawn:
 
 
 def stale_lists(random: Random, left: float) -> Drawn:
-    """Draw old lists. A crash forces the agent to list, and a late watch delays the correction, so both may come along.
+    """Draw stale lists. A crash forces the agent to list, and a late watch delays the correction. Both may be added.
 
-    The lists are old for a minute at most. The agent rightly accepts lists that stay old for longer, because the API
-    server may have been restored from a backup.
+    The lists are old for a minute at most. If lists stay old for longer, the agent accepts them by design, because the
+    API server may have been restored from a backup.
     """
     seconds = min(left, random.uniform(5.0, 60.0))
     drawn: Drawn = [(0.0, StaleLists(random.choice((1, 3, 10, 40, 150)), seconds))]

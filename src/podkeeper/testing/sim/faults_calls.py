@@ -77,7 +77,6 @@ class CallFaultWindow:
         return f"{self.kind}: {share} {self.port} {' '.join(self.operations)}: {faults}; for {self.seconds:.0f} s"
 
     def run(self, world: World) -> None:
-        """Open the window."""
         uid, about = None, None
         if self.victim is not None:
             victims = pods_on_node(world)

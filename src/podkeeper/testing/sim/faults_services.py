@@ -41,7 +41,6 @@ class RuntimeDown:
         return f"the runtime is down for {self.seconds:.0f} s, {len(self.ends)} containers end meanwhile"
 
     def run(self, world: World) -> None:
-        """Take it down."""
         world.runtime.go_down()
         fault = world.begin_fault(self.kind, self.seconds, undo_after_last(world, self.kind, world.runtime.come_up))
 
@@ -115,7 +114,6 @@ class BrokenEvents:
         return "the event stream ends" if self.cleanly else "the event stream breaks"
 
     def run(self, world: World) -> None:
-        """Break or end it."""
         world.fault_log.instant(world.now(), self.kind)
         if self.cleanly:
             world.runtime.end_events()
@@ -135,7 +133,6 @@ class BusyVolumes:
         return f"volume-trouble: pod {self.victim}'s volumes are in use for {self.seconds:.0f} s"
 
     def run(self, world: World) -> None:
-        """Mark them as in use."""
         pods = pods_on_node(world)
         if pods:
             uid = pods[self.victim % len(pods)][0]
@@ -158,7 +155,6 @@ class ApiDown:
         return f"the API is down for {self.seconds:.0f} s"
 
     def run(self, world: World) -> None:
-        """Take it down."""
         world.api.go_down()
         world.begin_fault(self.kind, self.seconds, undo_after_last(world, self.kind, world.api.come_up))
 
@@ -173,7 +169,6 @@ class WatchGone:
         return "watches are Gone (410)"
 
     def run(self, world: World) -> None:
-        """Drop them."""
         world.fault_log.instant(world.now(), self.kind)
         world.api.expire()
 
@@ -220,7 +215,6 @@ class WatchBroken:
         return "all watches end" if self.cleanly else "all watches break"
 
     def run(self, world: World) -> None:
-        """Break or end them."""
         world.fault_log.instant(world.now(), self.kind)
         if self.cleanly:
             world.api.end_watches()
@@ -240,7 +234,6 @@ class StaleLists:
         return f"lists are {self.back} changes old for {self.seconds:.0f} s"
 
     def run(self, world: World) -> None:
-        """Freeze the cache."""
         world.api.lists_as_of = max(1, world.api.version - self.back)
 
         def unfreeze() -> None:
@@ -266,7 +259,6 @@ class UnreadableSources:
         return f"{which} unreadable for {self.seconds:.0f} s"
 
     def run(self, world: World) -> None:
-        """Make them unreadable."""
         if self.files:
             world.files.fail()
         if self.web:
@@ -293,7 +285,6 @@ def runtime_down(random: Random, left: float) -> Drawn:
 
 
 def lost_events(random: Random, left: float) -> Drawn:
-    """Draw lost events."""
     share = random.choice((0.2, 0.5, 1.0))
     return [
         (0.0, EventFaultWindow(EventFault.LOST, share, min(left, random.uniform(5.0, 180.0)), random.getrandbits(32)))

@@ -1,6 +1,6 @@
-"""What every sandbox and container of the simulation really did.
+"""Ground truth: the true history of every sandbox and container.
 
-Invariants compare it with what the agent reports.
+Invariants compare it with the statuses that the agent publishes.
 
 The data comes from the runtime's own changes, not from its events. Removed containers stay in it.
 """

@@ -4,8 +4,8 @@ Each task of the agent has its agent process in its context (`AGENT_PROCESS`). `
 wake-ups of a live agent's tasks. Messages between its modules then arrive late and in another order. All delays are
 drawn from the seed. Tasks of a dead agent and of the world itself are never delayed.
 
-Tasks are hashed by number. asyncio keeps them in sets, and a task group cancels its tasks in the order of a set. An
-order by address would differ in each process.
+Tasks are hashed by number, because asyncio keeps them in sets, and a task group cancels its tasks in set order. With
+the default hash, the order would depend on addresses and differ in each process.
 """
 
 import asyncio

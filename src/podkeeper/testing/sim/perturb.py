@@ -1,10 +1,10 @@
 """Sieve's three perturbations of a scenario, enumerated.
 
-Crashes, stale views, missed events.
+The perturbations are crashes, stale views and missed events.
 
     baseline = baseline_of(scenario)
     for perturbation in crashes(baseline): ...        # the agent crashes before or after one of its writes
-    for perturbation in time_travels(baseline): ...   # and then sees an old version of the API
+    for perturbation in time_travels(baseline): ...   # and then receives an old version of the API
     for perturbation in stale_relists(baseline): ...  # the same without a crash
     for perturbation in missed_events(baseline): ...  # an event or a watch is lost, late, repeated, out of order
 
@@ -81,7 +81,7 @@ def _crash_at(world: World, point: CrashSite, options: CrashOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TimeTravel:
-    """The agent crashes at one point, and the next agent first sees an old version of the API."""
+    """The agent crashes at one point, and the next agent first receives an old version of the API."""
 
     point: CrashSite
     version: int
@@ -187,7 +187,7 @@ class EventPerturbation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PerturbedEvent:
-    """Something happens to one runtime event."""
+    """One runtime event is lost, repeated, swapped or late."""
 
     number: int  # from 0
     what: EventPerturbation

@@ -70,7 +70,7 @@ def numbers_read(text: str) -> frozenset[int]:
     for part in text.split(",") if text != "none" else ():
         first, _, last = part.partition("-")
         if not (first.isdecimal() and (last or first).isdecimal()):
-            raise ValueError(f"cannot read {part!r}: expected numbers such as 3,17,20-25, or none")
+            raise ValueError(f"cannot parse {part!r}: expected numbers such as 3,17,20-25, or none")
         numbers.update(range(int(first), int(last or first) + 1))
     return frozenset(numbers)
 
@@ -93,7 +93,7 @@ def seeds_read(text: str) -> range:
     """Parse a range of seeds."""
     first, colon, last = text.partition(":")
     if not (colon and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-        raise ValueError(f"cannot read {text!r}: expected FIRST:LAST without the last one, such as 0:300")
+        raise ValueError(f"cannot parse {text!r}: expected FIRST:LAST, such as 0:300 (LAST is excluded)")
     return range(int(first), int(last))
 
 
@@ -113,9 +113,9 @@ def profile_read(changes: Sequence[str], default: Profile) -> Profile:
             profile = _changed(profile, key, text)
         except KeyError:
             known = ", ".join(profile_keys(default))
-            raise ValueError(f"cannot read {change!r}: expected KEY=VALUE, where KEY is one of {known}") from None
+            raise ValueError(f"cannot parse {change!r}: expected KEY=VALUE, where KEY is one of {known}") from None
         except ValueError:
-            raise ValueError(f"cannot read {change!r}: expected a number, or numbers such as 3:45") from None
+            raise ValueError(f"cannot parse {change!r}: expected a number, or numbers such as 3:45") from None
     return profile
 
 

@@ -1,9 +1,9 @@
 """Pods of a simulated workload: draw them, and predict how they will behave.
 
-The annotations of a pod define what its containers do (`runtimes.fake.behaviour`): when and how they end, and what they
-answer. Each answer has a key. For a command (exec probes, hooks), the key is its first word. For a network probe or
-hook (http, tcp, gRPC), the key is the port, and every probe has its own port. So one script answers all of them.
-`workload.answer_probes` connects it to the network.
+The annotations of a pod define the behaviour of its containers (`runtimes.fake.behaviour`): when and how they exit, and
+their answers to probes and hooks. Each answer has a key. For a command (exec probes, hooks), the key is its first word.
+For a network probe or hook (http, tcp, gRPC), the key is the port, and every probe has its own port. So one script
+answers all of them. `workload.answer_probes` connects it to the network.
 
 `readiness_is_steady` and `never_ends_by_itself` predict the behaviour of a pod from its script.
 """
@@ -303,5 +303,6 @@ def is_answered_well(pod: Pod, container: Container, action: Probe | LifecycleHa
     timeout_seconds = (action.timeout_seconds or 1.0) if isinstance(action, Probe) else float("inf")
     steps = [step for step in script.exec if step.command in ("", key)]
     if not steps and action.exec is None:
-        return not key  # no listener on that port, or (no port) nothing to answer
+        # With a port: nothing listens there, so the probe fails; without a port: there is nothing to answer.
+        return not key
     return all(step.exit_code == 0 and step.takes_seconds <= timeout_seconds for step in steps)

@@ -61,7 +61,7 @@ class ReadEnded(SimRecord, frozen=True, eq=False):
 
 
 class SandboxChanged(SimRecord, frozen=True, eq=False):
-    """A sandbox has changed."""
+    """A sandbox was created, started, stopped or removed."""
 
     uid: PodUID
     record: SandboxRecord
@@ -69,7 +69,7 @@ class SandboxChanged(SimRecord, frozen=True, eq=False):
 
 
 class ContainerChanged(SimRecord, frozen=True, eq=False):
-    """A container has changed."""
+    """A container was created, started, stopped or removed."""
 
     uid: PodUID
     record: ContainerRecord
@@ -150,6 +150,5 @@ class Bus:
         self._subscribers[kind].append(subscriber)  # type: ignore[arg-type]  # it only receives records of that class
 
     def publish(self, record: SimRecord) -> None:
-        """Deliver a record."""
         for subscriber in self._subscribers[type(record)]:
             subscriber(record)

@@ -1,7 +1,7 @@
 """Format the results of a campaign: failures, a summary, or JSON.
 
-Values in, lines out. A failure starts with the invariant, its violation and the command that repeats it. Then follow
-the necessary actions and the trace of the pod.
+Input: results. Output: lines of text. A failure starts with the invariant, its violation and the command that repeats
+it. Then follow the necessary actions and the trace of the pod.
 """
 
 from collections import Counter
@@ -40,7 +40,6 @@ class Failure:
 
     @property
     def violation(self) -> Violation:
-        """The violation."""
         assert self.found.violation is not None
         return self.found.violation
 
@@ -105,7 +104,11 @@ def failure_lines(failure: Failure, *, also: str = "") -> Iterator[str]:
 
 def _shrunk_lines(failure: Failure, shrunk: Shrunk, also: str) -> Iterator[str]:
     actions = shrunk.schedule.actions
-    how = "all of them necessary" if shrunk.minimal else "maybe fewer, the time was up (--shrink-seconds)"
+    how = (
+        "all of them necessary"
+        if shrunk.minimal
+        else "fewer may be enough; the time limit was reached (--shrink-seconds)"
+    )
     yield f"  shorter: {command_for(failure.plan, also=also)}"
     yield f"  {len(actions)} of {failure.found.actions} actions are enough, {how} ({shrunk.runs} runs):"
     yield from (_action_line(timed) for timed in actions[:MAX_ACTIONS])

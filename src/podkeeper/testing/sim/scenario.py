@@ -5,8 +5,8 @@
         await run.until("web is ready", lambda: run.is_ready("web"))
         await run.settle("running")
 
-The undisturbed run records the snapshots. A perturbed run must reach the same snapshots within `TIMEOUT_SECONDS`.
-Users act on what they see, so both runs continue from the same snapshot. A snapshot is text without times, IDs and
+The undisturbed run records the snapshots. A perturbed run must reach the same snapshots within `TIMEOUT_SECONDS`. Users
+act on the visible state, so both runs continue from the same snapshot. A snapshot is text without times, IDs and
 addresses, so two snapshots can be compared. The log records what happens in between: which containers ran, how they
 ended, and each change of phase and Ready.
 """
@@ -183,7 +183,7 @@ class _PodLabels(dict[PodUID, str]):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A name and a script."""
+    """A named sequence of user actions, with snapshots in between."""
 
     name: str
     script: Callable[[ScenarioRun], Awaitable[None]]

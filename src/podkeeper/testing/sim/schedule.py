@@ -1,10 +1,10 @@
-"""Schedule of a run: what happens to a node and when, as data.
+"""Schedule of a run: all actions and faults with their times, as data.
 
 A schedule is drawn from a seed before the run. Because it is data, it can be printed, cut short and run again. `only`
 keeps some actions by number. This does not change the others, because each action has its own random seed.
 
-A schedule consists of segments. In each, pods come and go and faults happen, until a calm phase begins. Then nothing
-new happens, all faults end, and the node must settle within a bounded time.
+A schedule consists of segments. In each segment, pods are created and deleted and faults happen, until a calm phase
+begins. Then nothing new happens, all faults end, and the node must settle within a bounded time.
 """
 
 from collections.abc import Collection, Iterable

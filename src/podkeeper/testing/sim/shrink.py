@@ -2,7 +2,7 @@
 
 The same invariant must still be violated.
 
-    cut after the failure -> drop what came before its segment -> drop faults -> drop workload -> drop one by one
+    cut after the failure -> drop the segments before it -> drop faults -> drop workload -> drop one by one
 
 This is delta debugging: first large groups, then smaller ones, early actions before late ones, faults before workload.
 `run_trial` runs a schedule, and `time_is_up` reads the clock. With enough time the result is minimal: without any one

@@ -12,7 +12,7 @@ A campaign can be stopped and continued.
     ...
 
 The file is only appended to: one line per seed, written and synced at once, in the order in which seeds end. A process
-that is killed loses only the seeds in flight. A line that was cut off (the machine went down) is dropped, and its seed
+that is killed loses only the seeds in flight. After a power failure, an incomplete last line is dropped, and its seed
 runs again.
 
 A result depends on the code and the options. Therefore the header holds both, and a file with another header is
@@ -49,7 +49,7 @@ _BEGINNING = b'{"podkeeper_sim":'
 
 
 class StateRefused(Exception):
-    """The file cannot be used for this campaign. The text has the reason and what to do."""
+    """The file cannot be used for this campaign. The message has the reason and the next step."""
 
 
 class StateHeader(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ def _is_of_node(line: TraceLine) -> bool:
 
 
 def shortened(lines: Sequence[TraceLine]) -> Iterator[str]:
-    """Format a timeline. Of the middle of a long one, print only landmarks: crashes, actions, faults."""
+    """Format a timeline. If it is long, print only crashes, actions and faults of its middle part."""
     shown = set(range(len(lines)))
     if len(lines) > FIRST + LAST + BETWEEN:
         middle = range(FIRST, len(lines) - LAST)

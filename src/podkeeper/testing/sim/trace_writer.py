@@ -103,7 +103,7 @@ class TraceWriter:
 
 
 def _is_noise(call: CallStarted) -> bool:
-    """Whether a call is not worth a line: syncs of the journal, and events, which repeat what the trace has."""
+    """Return whether a call gets no line: syncs of the journal, and Events, which repeat other lines of the trace."""
     return call.port == "journal" or (call.port == "api" and (Event in call.args or isinstance(call.args[0], Event)))
 
 

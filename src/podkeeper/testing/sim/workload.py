@@ -1,4 +1,4 @@
-"""Draw the workload of a node: pods of all kinds, and what happens to them.
+"""Draw the workload of a node: pods of all kinds, and their timed actions.
 
     actions = workload_actions(Random("7/workload"), segments, Profile(), WORKLOADS)
 

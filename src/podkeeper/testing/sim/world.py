@@ -281,7 +281,7 @@ class World:
 
     def _start_agent(self) -> "asyncio.Task[None]":
         self._agents += 1
-        # The name of the random source is part of every seed's history: another name would change all draws.
+        # Do not change this name: it seeds the random source, so another name would change the run of every seed.
         random = self.random(f"life {self._agents}")
         process = AgentProcess(self._agents, self.bus, self.truth, random, self._crashes_here)
         self.process = process

@@ -3,7 +3,7 @@
     SandboxConfig   + NodeFacts                  -> PodSandboxConfig
     ContainerConfig + NodeFacts + ContainerFiles -> ContainerConfig
 
-No input or output: facts about machine and runtime come in as `NodeFacts`. The messages equal those of the kubelet, so
-that each agent can adopt the other's pods. If this node cannot provide what a spec requires, `NotConfigurable` is
-raised, with the kubelet's message where it has one.
+No I/O: `NodeFacts` has the facts about the machine and the runtime. The messages equal those of the kubelet, so
+that each agent can adopt the other's pods. If this node does not support a field of the spec, the functions raise
+`NotConfigurable`, with the kubelet's message if it has one.
 """

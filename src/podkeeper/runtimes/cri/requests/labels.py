@@ -2,8 +2,8 @@
 
 They are the same as the kubelet's.
 
-In: pods and containers. Out: texts. Annotations hold what CRI's own records lack and a restarted agent needs: the hash
-of the spec, the grace period, the preStop hook. Names and JSON spelling are the kubelet's. Kubelet counterpart:
+In: pods and containers. Out: texts. A restarted agent needs data that CRI's records lack: the hash of the spec, the
+grace period, the preStop hook. Annotations store it. Names and JSON spelling are the kubelet's. Kubelet counterpart:
 pkg/kubelet/kuberuntime/labels.go.
 """
 
@@ -49,7 +49,7 @@ def container_labels(pod: Pod, container_name: str) -> dict[str, str]:
 
 
 def container_annotations(config: ContainerConfig) -> dict[str, str]:
-    """Return what the agent needs to stop a container without its pod's spec."""
+    """Return the annotations that allow the agent to stop a container without its pod's spec."""
     pod, container = config.pod, config.container
     annotations = {
         HASH: config.spec_hash,

@@ -1,6 +1,6 @@
 """Create message classes from the shipped descriptor.
 
-They are in their own descriptor pool.
+The classes have their own descriptor pool, so they cannot conflict with another copy of cri.proto in this process.
 
 Importing this module imports protobuf (2 MiB). Only the CRI runtime does.
 """

@@ -60,7 +60,7 @@ def exec_program(
 
 
 def pause(pipe: int) -> NoReturn:
-    """Be the first process of a shared PID namespace, and do nothing, like the pause container."""
+    """Run as the first process of a shared PID namespace and only reap orphans, like the pause container."""
     try:
         _reset_signals()
         os.setsid()
@@ -129,7 +129,8 @@ def _set_stdio(stdio: tuple[int, int, int], identity: Identity) -> None:
     for target, file in enumerate([fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3) for file in stdio]):
         os.dup2(file, target)
         mode = os.fstat(target).st_mode
-        # Otherwise another user could not open /dev/stdout. Only pipes, never a file or device of the host.
+        # Give pipes to the container's user. Otherwise that user could not open /dev/stdout. Never change a file or
+        # device of the host.
         if identity.user and stat.S_ISFIFO(mode):
             with suppress(OSError):
                 os.fchown(target, identity.user, -1)

@@ -1,8 +1,8 @@
 """Commands beside a container's first process: probes, hooks and `exec`.
 
-Their files are the agent's pipes or a console socket (`terminal.py`), which the agent sends over the socket. So the
-keeper copies none of their bytes. The keeper starts them, kills them at their timeout or after the client has gone,
-and reports how they ended.
+Their files are the agent's pipes or a console socket (`terminal.py`), which the agent sends over the socket. So their
+bytes do not pass through the keeper. The keeper starts commands, kills them at their timeout or after their client
+disconnects, and reports their exit.
 """
 
 import os

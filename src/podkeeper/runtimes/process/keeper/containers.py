@@ -4,7 +4,7 @@
         `------------- it cannot be started ------------------^
 
 Each state is written to `containers/<id>/state.json` before an event reports it, so that the exit code survives the
-keeper. Nothing here blocks: callers pass a callback to learn that a container has exited.
+keeper. Nothing here blocks: callers pass a callback that runs when the container has exited.
 """
 
 import os
@@ -103,7 +103,7 @@ class KeeperContainer:
         self._cgroup = ContainerCgroup(config.get("cgroup"))
         self._outputs: list[OutputStream] = []
         self._stdin = -1  # the write end of its stdin, or its terminal
-        self._has_pid_namespace = False  # then all its processes die with the first one
+        self._has_pid_namespace = False  # if so, the kernel kills all its processes with the first one
         self._stop_signal_sent = False
         self._deadline: Timer | None = None
         self._deadline_at = float("inf")
@@ -151,7 +151,7 @@ class KeeperContainer:
     def stop(self, grace_seconds: float, done: Callable[[], None]) -> None:
         """Send the stop signal, and kill after the grace period. Call `done` when the container has exited.
 
-        The shortest grace period of several calls counts.
+        If there are several calls, the earliest deadline applies.
         """
         if not isinstance(self.state, RunningState):
             done()
@@ -182,7 +182,10 @@ class KeeperContainer:
                 self._cgroup.kill()
 
     def kill_leftovers(self) -> None:
-        """Kill what the first process left behind. Call it before reaping, because then its PID is not reused."""
+        """Kill the remaining processes of the container.
+
+        Call this before the first process is reaped, because until then its PID cannot be reused.
+        """
         if not self._has_pid_namespace and isinstance(self.state, RunningState):
             kill.kill_session(self.state.pid)
             self._cgroup.kill()
@@ -220,7 +223,7 @@ class KeeperContainer:
         """Copy the output to the given files, stdout first. Return a description and possibly a file.
 
         The file is the terminal (`tty`) or the write end of stdin. `stdin`: the container reads what is written there.
-        `once`: no other client can write from now on.
+        `once`: this client owns stdin, so no other client can write to it any more.
         """
         if not isinstance(self.state, RunningState):
             raise RequestRefused("the container is not running")

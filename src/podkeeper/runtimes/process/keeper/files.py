@@ -1,7 +1,7 @@
 """Atomically replaced state files, and the identity of boots and processes.
 
-Nothing is synced to disk: these files must survive processes, and after a crash of the machine nothing runs that they
-describe. A reader must expect that a file is missing or torn.
+Nothing is synced to disk. The files only have to survive the keeper and the agent. After a crash of the machine, none
+of the described processes runs. So a reader must expect a missing or incomplete file.
 """
 
 import json

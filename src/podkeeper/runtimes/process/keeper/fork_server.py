@@ -2,10 +2,10 @@
 
     agent --one packet: {"directory": ...} with two files--> fork server --fork--> keeper
 
-The files are the keeper's first connection, on which the keeper itself reports success or failure, and its lock. The
-fork server sends only one packet, at its start: what this machine allows. It has no other state. If it dies, only
-keepers that were not yet forked are lost, and the agent sees their connections close. The fork server ends with its
-agent, keepers do not.
+The files are the keeper's lock and its first connection, on which the keeper itself reports success or failure. The
+fork server sends only one packet, at its start: the isolation that this machine allows. It has no other state. If it
+dies, only keepers that were not yet forked are lost, and the agent sees their connections close. The fork server ends
+with its agent, keepers do not.
 
 Arguments: the number of the socket to the agent, `auto` or `plain`, and the directory for containers' files.
 """

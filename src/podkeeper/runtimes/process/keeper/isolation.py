@@ -6,7 +6,7 @@ The probe runs once, in forked children that leave nothing behind. Results:
     user   as an ordinary user: the same, inside a user namespace in which the user is root
     none   if the kernel refuses both: plain process groups
 
-No restriction is silent: `warnings` lists what containers miss, why, and what would help.
+`warnings` lists every missing feature, its cause, and the next step for the user.
 """
 
 import json
@@ -29,7 +29,7 @@ Mount = Callable[..., None]  # as `libc.mount`
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What this machine allows keepers to do."""
+    """The isolation that keepers can use on this machine."""
 
     namespaces: str = "none"  # full | user | none
     pid: bool = False  # PID namespaces, each with its own /proc
@@ -38,7 +38,7 @@ class Isolation:
     upper: str = "disk"  # where the changes of containers are stored: disk | memory
     uids: Ids = NO_IDS  # subordinate IDs: user 1 in a container is the first of them
     gids: Ids = NO_IDS
-    counts: bool = False  # a user namespace has its own count of processes, so that a pod can have a limit
+    counts: bool = False  # the kernel counts processes per user namespace, so RLIMIT_NPROC can limit a pod
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> _Json:
@@ -51,7 +51,9 @@ class Isolation:
 
 
 def probe(directory: str, mount: Mount = libc.mount) -> Isolation:
-    """Probe this machine. `directory` will hold the containers' files, because not every file system can.
+    """Probe this machine.
+
+    `directory` will hold the containers' files. It is probed because not every file system supports overlays.
 
     `mount` mounts overlays and the other file systems of the probe.
     """
@@ -122,7 +124,10 @@ def _probe_namespaces(start: Isolation, directory: str, mount: Mount) -> _Json:
 
 
 def _probe_proc(mount: Mount) -> bool:
-    """Return whether a new PID namespace gets its own /proc. It is refused in containers that mask parts of theirs."""
+    """Return whether a new PID namespace can mount its own /proc.
+
+    The kernel refuses this in a container whose own /proc is partly masked.
+    """
     try:
         pid = libc.clone(libc.CLONE_NEWPID)
     except OSError:
@@ -185,7 +190,7 @@ def _succeeds(attempt: Callable[[], object]) -> bool:
 
 
 def _warnings(found: Isolation, refusals: list[str]) -> list[str]:
-    """Return what containers will miss, for people."""
+    """Return one sentence for the user about each missing feature."""
     because = f" ({'; '.join(refusals)})" if refusals else ""
     if found.namespaces == "none":
         return [
@@ -196,7 +201,7 @@ def _warnings(found: Isolation, refusals: list[str]) -> list[str]:
         ]
     warnings = []
     if found.namespaces == "user" and os.geteuid() == 0:
-        warnings.append(f"root may not create namespaces here{because}: containers run in a user namespace")
+        warnings.append(f"root cannot create namespaces on this machine{because}: containers run in a user namespace")
     if not found.pid:
         warnings.append(
             "the kernel refuses a new /proc, as in a container that masks parts of its own: "

@@ -28,7 +28,7 @@ from podkeeper.runtimes.process.keeper.launch import Launch
 from podkeeper.runtimes.process.keeper.terminal import TerminalSetup
 
 ALL_SIGNALS = signal.valid_signals()
-START_SECONDS = 30.0  # if there is no exec by then, the process hangs, probably on a dead file server
+START_SECONDS = 30.0  # a process without exec after this time hangs, probably on a dead file server
 
 
 class NamespaceJail:
@@ -208,7 +208,7 @@ class NamespaceJail:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             os.close(writer)
         report = _read_report(reader, first, self._start_seconds)
-        if "timeout" in report:  # SIGKILL may not end it; then the keeper reaps it later
+        if "timeout" in report:  # SIGKILL does not end a process in uninterruptible sleep; the keeper reaps it later
             raise LaunchError(f"the process did not execute its program within {self._start_seconds:g} s")
         pid = first
         if join:
@@ -229,7 +229,7 @@ def _run_child(writer: int, run: Callable[[], None]) -> NoReturn:
     except LaunchError as error:
         text = str(error)
     except OSError as error:
-        text = f"cannot set up the container: {error.filename or 'it'}: {error_text(error)}"
+        text = f"cannot set up the container: {f'{error.filename}: ' if error.filename else ''}{error_text(error)}"
     except BaseException as error:
         text = f"cannot set up the container: {error!r}"
     finally:

@@ -6,7 +6,7 @@
 | `create` | `container` (its ID), `launch`, other fields of `KeeperContainer`; `facts` are stored for the agent | |
 | `start`, `remove`, `reopen_log` | `container` | when it is done |
 | `stop` | `container`, `grace` in seconds | when the container has exited |
-| `spare` | | at once; pending kills of all `stop` requests are cancelled |
+| `spare` | | at once; the kills of all pending `stop` requests are cancelled |
 | `exec` | `container`, `argv`, `timeout`; three files, or one console socket (`tty`) | its `code` and `timed_out` |
 | `kill_exec`, `hang_up` | `request`: the ID of an `exec` of the same connection | |
 | `attach` | `container`, `stdin`: whether to write; files for stdout and stderr | see `KeeperContainer.attach` |
@@ -31,7 +31,8 @@ from podkeeper.runtimes.process.keeper.files import STOPPED_FILE, Json, write_js
 from podkeeper.runtimes.process.keeper.loop import Loop
 from podkeeper.runtimes.process.keeper.protocol import AgentConnection
 
-_KILL_ATTEMPTS: Final = 200  # for leftover processes at the end
+# At the end, kill leftover processes at most this often; one in uninterruptible sleep must not block the exit.
+_KILL_ATTEMPTS: Final = 200
 _KILL_PAUSE_SECONDS: Final = 0.01
 _LAST_ANSWER_SECONDS: Final = 1.0  # for the agent to read the last answer
 
@@ -119,7 +120,7 @@ class Keeper:
         except LaunchError as error:
             connection.refuse(request, str(error), "launch")
         except KeyError as error:
-            connection.refuse(request, f"{error} is missing or unknown", "unknown")
+            connection.refuse(request, f"field or container {error} not found", "unknown")
         except (RequestRefused, OSError, ValueError, TypeError) as error:
             connection.refuse(request, str(error))
         finally:
@@ -157,7 +158,10 @@ class Keeper:
     def _delete(self, container: KeeperContainer, connection: AgentConnection, request: Json) -> None:
         def deleted(status: int) -> None:
             if status != 0:
-                connection.refuse(request, f"cannot delete the files of container {container.id}")
+                connection.refuse(
+                    request,
+                    f"cannot delete the files of container {container.id}: the child process that deletes them failed",
+                )
                 return
             if self._containers.pop(container.id, None) is not None:
                 self._broadcast("removed", container.describe())
@@ -168,7 +172,7 @@ class Keeper:
     def _delete_files(self, container: KeeperContainer) -> None:
         self._jail.remove_files(container.launch)
         if os.path.islink(f"containers/{container.id}"):
-            raise NotADirectoryError(f"containers/{container.id} is a link, which podkeeper did not create")
+            raise NotADirectoryError(f"containers/{container.id} is a symbolic link, expected a directory")
         remove_tree("containers", container.id)  # another request may delete it at the same time
 
     def _exec(self, connection: AgentConnection, request: Json, files: list[int]) -> None:
@@ -193,7 +197,11 @@ class Keeper:
     # Exits.
 
     def _reap(self) -> None:
-        """Reap children. Kill what a container's first process left behind before its PID can be reused."""
+        """Reap children.
+
+        Before reaping a container's first process, kill the container's remaining processes, because the PID can be
+        reused afterwards.
+        """
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -248,7 +256,7 @@ class Keeper:
             self._kill_leftovers(_KILL_ATTEMPTS)
 
     def _kill_leftovers(self, attempts: int) -> None:
-        """Kill what containers left behind. The keeper is a subreaper, so orphans are its children."""
+        """Kill the remaining processes of all containers. The keeper is a subreaper, so orphans are its children."""
         leftovers = set(kill.children(os.getpid())) - {self._jail.pause_pid, *self._child_tasks}
         for pid in leftovers:
             kill.send(pid, signal.SIGKILL)

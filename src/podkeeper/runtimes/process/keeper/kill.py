@@ -1,7 +1,8 @@
 """Kill processes: the first process of a container and those that it left behind.
 
-A PID namespace dies with its first process. If a container has none of its own, its processes are those of its session
-and of its cgroup. Callers must not have reaped the first process yet, because then its PID names no other session.
+A PID namespace dies with its first process. If a container has no PID namespace of its own, its processes are those of
+its session and of its cgroup. Callers must not reap the first process before, because only an unreaped PID cannot be
+reused by another session.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """The description of one process: program, files, user, namespaces, mounts.
 
-It travels as JSON from the agent through the keeper (`containers/<id>/config.json`) to `Jail.launch`. It refers to no
-open file and, until the start, to no running process. If the process cannot start, the text of the `LaunchError`
-becomes the message of the container's status.
+The agent sends it as JSON to the keeper, which stores it in `containers/<id>/config.json` and passes it to
+`Jail.launch`. It refers to no open file and, until the start, to no running process. If the process cannot start, the
+text of the `LaunchError` becomes the message of the container's status.
 """
 
 from dataclasses import asdict, dataclass, fields

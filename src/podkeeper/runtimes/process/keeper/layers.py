@@ -1,11 +1,11 @@
 """Decide how each part of the host's file tree is shown to a container.
 
-Input: the visible mounts (`linux.mounts`). OutputStream: a list of `Layer`s, outermost first. There are two ways:
+Input: the visible mounts (`linux.mounts`). Output: a list of `Layer`s, outermost first. There are two ways:
 
-* `whole`: one overlay over `/`, and one over each real file system below it, because an overlay does not show what is
-  mounted below its lower directory.
-* `split`: for ordinary users, because the kernel refuses them an overlay over a directory that has mounts below it,
-  and for machines without overlays. Such a directory is created again, empty, in memory, and each of its entries is a
+* `whole`: one overlay over `/`, and one over each real file system below it, because an overlay does not show mounts
+  below its lower directory.
+* `split`: for ordinary users and for machines without overlays. The kernel does not allow an ordinary user an overlay
+  over a directory that has mounts below it. Such a directory is created empty in memory, and each of its entries is a
   layer of its own.
 
 `/proc`, `/sys` and `/dev` are never layers: a container gets its own (`rootfs.py`).
@@ -71,7 +71,8 @@ def split(
         way = _way(table[path]) if path in table else way
         if path != "/" and path not in cuts and not any(point != path and is_below(point, path) for point in table):
             if way == COPY and (not os.access(path, os.R_OK | os.X_OK) or not _entries(path)):
-                # Cheaper for an empty directory. An overlay over an unreadable one would refuse even new files.
+                # Use a new directory for an empty one, because it costs less than an overlay. Also use it for an
+                # unreadable one, because an overlay over it would refuse even new files.
                 way = EMPTY
             way = READ if way == COPY and not overlay else way
             layers.append(Layer(path, way, _mode(path) if way == EMPTY else 0))

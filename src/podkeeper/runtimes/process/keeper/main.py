@@ -1,9 +1,9 @@
 """Turn a forked child of the fork server into a keeper.
 
-A keeper works in its sandbox's directory and holds `keeper.lock`. As long as the lock is held, the sandbox has a keeper
-or will have one in a moment. If a process gets the lock, there is no keeper and never will be one. The agent
-takes the lock and hands it over, so there is no gap. The PID in `keeper.json` is for people and for the kill of an
-unresponsive keeper. A keeper ignores all signals but SIGKILL.
+A keeper works in its sandbox's directory and holds `keeper.lock`. While the lock is held, the sandbox has a keeper or a
+keeper is starting. If another process can take the lock, the keeper has ended. The agent takes the lock and passes its
+descriptor on, so there is no gap. The PID in `keeper.json` is for users and for killing an unresponsive keeper. A
+keeper ignores all signals but SIGKILL.
 """
 
 import json

@@ -14,9 +14,13 @@ _FILE: Final = "/proc/self/oom_score_adj"
 
 @contextmanager
 def oom_score(score: int | None) -> Iterator[None]:
-    """Set the score for children that are forked in this block. None: 0. No effect if we may not lower our score."""
+    """Set the score for children that are forked in this block.
+
+    None: 0. No effect if this process could not restore its own score.
+    """
     before = _read()
-    changed = before < 0 and _write(score or 0)  # only if negative, because then we may restore it
+    # A negative score shows that this process may lower it again afterwards.
+    changed = before < 0 and _write(score or 0)
     try:
         yield
     finally:

@@ -4,7 +4,7 @@
     keeper -> agent   {"id": 7, "ok": {...}}   or   {"id": 7, "error": "reason", "kind": "launch"}
     keeper -> agent   {"event": "exited", "container": {...}}     to all connections, before the answer that it causes
 
-A line with `"fds": n` takes the next n files that came over the socket. Answers may come in any order. A keeper may be
+A line with `"fds": n` belongs to the next n files from the socket. Answers may come in any order. A keeper may be
 older or newer than its agent, so the format must stay compatible. This is the keeper's side, which never blocks. The
 agent's side (`keeper_link`) shares `encode` and `MessageBuffer`.
 """

@@ -1,6 +1,6 @@
 """Build the root file system of a container.
 
-It shows the host's files, copy-on-write, with its own /proc, /dev and volumes.
+The container sees the host's files, copy-on-write, and its own /proc, /dev and volumes.
 
 Everything here runs in the container's first process, after the fork, in a new mount namespace, and ends with that
 namespace. No mount is ever visible on the host.
@@ -65,7 +65,7 @@ def check_binds(spec: Launch, isolation: Isolation) -> None:
     table = mounts.visible(mounts.read()) if bidirectional else {}
     for bind in bidirectional:
         if isolation.namespaces != "full":
-            raise LaunchError(f"cannot mount {bind.target} with Bidirectional propagation: only root may")
+            raise LaunchError(f"cannot mount {bind.target} with Bidirectional propagation: run podkeeper as root")
         point = mounts.innermost(os.path.realpath(bind.source), table)
         if not table[point].shared:
             raise LaunchError(f'path "{bind.source}" is mounted on "{point}" but it is not a shared mount')
@@ -87,8 +87,8 @@ def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> No
     directory = os.path.abspath(spec.directory)
     os.chdir(directory)
     volumes = [(bind, _open_source(bind)) for bind in sorted(spec.binds, key=lambda bind: bind.target.count("/"))]
-    # From here on, mounts on the host do not propagate into this namespace. So the plan below stays correct. The kernel
-    # refuses an ordinary user an overlay over a directory in which something was mounted meanwhile.
+    # From here on, mounts on the host do not propagate into this namespace. So the plan below stays correct. Otherwise
+    # a new mount in a directory would make the kernel reject an ordinary user's overlay over that directory.
     libc.mount(None, "/", None, MS_REC | MS_PRIVATE)
     plan = _plan(spec, isolation)
     libc.mount("tmpfs", directory, "tmpfs", MS_NODEV | MS_NOSUID, "mode=755")
@@ -108,7 +108,7 @@ def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> No
     if not spec.privileged:
         _make_read_only("sys", plan.table)
     _make_dev(spec, shm)
-    libc.pivot_root(".", ".")  # the old root now covers the new one, but absolute paths lead into the new one
+    libc.pivot_root(".", ".")  # both roots are at "/" now, the old one on top; absolute paths resolve in the new one
     os.chdir("/")
     for path in spec.hidden:
         if os.path.isdir(path):
@@ -163,7 +163,8 @@ def _mount_layers(
                     if is_split:
                         os.makedirs(target, exist_ok=True)
                     options = f"upperdir=upper-{number},workdir=work-{number}{isolation.overlay_options}"
-                    flags = 0 if spec.privileged else MS_NODEV  # otherwise root could create a node of the host's disk
+                    # Otherwise root in the container could create a device node for the host's disk.
+                    flags = 0 if spec.privileged else MS_NODEV
                     libc.mount("overlay", target, "overlay", flags, f"lowerdir={_escaped(layer.path)},{options}")
                 except FileNotFoundError:
                     continue  # its directory was just deleted, and perhaps created again
@@ -189,7 +190,8 @@ def _prepare_overlay(number: int, lower: str, isolation: Isolation, mount_points
     os.mkdir(f"work-{number}")
     os.mkdir(upper)
     os.chmod(upper, stat.S_IMODE(about.st_mode))
-    if isolation.namespaces == "full":  # an ordinary user stays the owner and can create files, for example in /etc
+    # Without root, the directory keeps the user as owner, so that containers can create files, for example in /etc.
+    if isolation.namespaces == "full":
         os.chown(upper, about.st_uid, about.st_gid)
     for layer, path, is_directory in mount_points:
         if layer == lower:
@@ -380,7 +382,7 @@ def _ancestors(target: str) -> set[str]:
 
 
 def _try(action: Callable[..., object], *arguments: object) -> None:
-    """Call a function and ignore OSError: a path that we may not see is missing in the container, too."""
+    """Call a function and ignore OSError: a path that this process cannot see is also missing in the container."""
     with contextlib.suppress(OSError):
         action(*arguments)
 

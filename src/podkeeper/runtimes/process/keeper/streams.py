@@ -23,7 +23,7 @@ RATE_BYTES: Final = 64 * 2**20
 BURST_BYTES: Final = 64 * 2**20
 STALL_SECONDS: Final = 10.0
 """How long an attached reader may block a container."""
-_LAST_BYTES: Final = 2**20  # limit of what is read from a pipe after its writers have ended
+_LAST_BYTES: Final = 2**20  # read at most this much from a pipe after its writers have ended
 
 
 class LogRateLimit:

@@ -3,8 +3,8 @@
     the process, inside its container:  open /dev/ptmx --the master, over the console socket--> keeper or agent
                                         the other end is its stdin, stdout, stderr and controlling terminal
 
-A terminal that was opened outside works, but has no name inside: `tty` and programs that need the name fail. It is the
-fallback if the container has no /dev/pts.
+A terminal that was opened outside the container works, but has no name inside it. `tty` and other programs that need
+the name then fail. It is the fallback if the container has no /dev/pts.
 """
 
 import fcntl

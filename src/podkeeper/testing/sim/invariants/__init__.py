@@ -1,4 +1,4 @@
-"""Invariants of the agent: what must hold in every run, whatever faults happen.
+"""Invariants of the agent: they hold in every run, under all faults.
 
     world = World(seed)
     watch(world)            # before the run; every invariant is then checked at each step that could violate it
@@ -40,7 +40,7 @@ INVARIANTS: Final[Mapping[str, str]] = MappingProxyType(
         "I4": "the API object is deleted only when no container of the pod runs",
         "I5": "preStop, TERM and KILL fit into the grace period, and a grace period never grows",
         "I6": "after all faults, deleted pods leave the API in time, and exactly the desired pods run",
-        "I7": "a crash of the agent changes no Ready condition, re-runs nothing finished and loses no exit code",
+        "I7": "a crash of the agent changes no Ready condition, repeats no finished container and loses no exit code",
         "I8": "a hung call for one pod delays no other pod",
         "I9": "if events are lost, repeated or reordered, the node ends in the same state",
         "I10": "after a change of a static pod, exactly the new spec runs",

@@ -1,9 +1,9 @@
 """I15: no container of a desired pod is stopped without a cause.
 
 Each time the agent stops a running container, there must be a cause. The pod has ended (deleted, evicted, past its
-deadline, rejected), its spec has changed, its sandbox is unusable, or a probe or hook has failed. An attempt that the
-agent learned of late is stopped in favour of the next attempt. Therefore calls that failed during its creation are an
-excuse.
+deadline, rejected), its spec has changed, its sandbox is unusable, or a probe or hook has failed. If the agent detects
+an attempt late, it stops that attempt in favour of the next one. So failed calls during the creation of a container are
+an excuse.
 """
 
 from podkeeper.model.history import Cause
@@ -20,7 +20,7 @@ from podkeeper.testing.sim.records import CallStarted
 from podkeeper.testing.sim.world import World
 
 CALL_FAULTS = frozenset({"runtime-errors", "slow-calls", "hung-calls", "lost-answers", "runtime-down"})
-"""Faults of calls: the agent may not know the effects of its calls."""
+"""Faults of calls: the effects of a call may be unknown to the agent."""
 
 CALL_SECONDS = 150.0  # how long a call may be in flight, with unknown effects
 PROBED_SECONDS = 600.0  # longer than any probe takes to reach its failure threshold
@@ -50,7 +50,10 @@ class StopCauses:
             self._world.violated("I15", call.uid, f"{run.name} ({run.id}) is stopped without a cause")
 
     def _desired_pod(self, uid: PodUID) -> Pod | None:
-        """Return a pod that must run, as the agent received it last. None: it need not run, or it may end by itself."""
+        """Return a pod that must run, as the agent received it last.
+
+        None: it does not have to run, or it may end by itself.
+        """
         known, agent = self._pods.get(uid), self._world.agent
         if known is None or agent is None or not known.named or known.dropped or known.end is not None:
             return None
@@ -60,7 +63,7 @@ class StopCauses:
         return None if status is not None and is_terminal(status.phase) else known.pod  # terminal: it was rejected
 
     def _is_unknown(self, run: ContainerRun) -> bool:
-        """Whether the agent may not know a container or its sandbox, or may find it unusable."""
+        """Return whether the agent may lack a container or its sandbox, or may report it as unusable."""
         truth, now = self._world.truth, self._world.now()
         if truth.attempts(run.uid, run.name)[-1] is not run:
             return True
@@ -88,7 +91,7 @@ class StopCauses:
 
 
 def is_evicted(world: World, uid: PodUID) -> bool:
-    """Whether a pod is being evicted or preempted. Only the agent knows the reason."""
+    """Whether a pod is being evicted or preempted. Only the agent's own status has the reason."""
     state = None if world.agent is None else world.agent.engine.workers.state(uid)
     return isinstance(state, Stopping) and state.termination.cause is Cause.EVICTED
 

@@ -31,8 +31,8 @@ class UniqueContainers:
     def _on_call_started(self, call: CallStarted) -> None:
         """Report an agent that creates an attempt which it has started itself: its view is outdated.
 
-        The runtime refuses this call. A call of an earlier agent process may be in flight for that long. A call of the
-        current one may not.
+        The runtime refuses this call. It is allowed only for a call of an earlier agent process that is still in
+        flight.
         """
         if call.operation != "create_container" or not isinstance(config := call.args[1], ContainerConfig):
             return

@@ -68,7 +68,9 @@ class ExitStatuses:
         elif end.exit_code == 0:
             self._world.checked("I2")
             if not any(_succeeded(run) for owner in owners for run in self._world.truth.attempts(owner, status.name)):
-                self._world.violated("I2", uid, f"{status.name} is published as succeeded, but it never did")
+                self._world.violated(
+                    "I2", uid, f"{status.name} is published as succeeded, but no run of it exited with 0"
+                )
 
     def _check_success(self, pod: Pod) -> None:
         self._world.checked("I2")
@@ -100,7 +102,7 @@ class ExitStatuses:
         for name, attempts in runs.items():
             last = last_run(attempts)
             if last is None or last.ended is None:
-                continue  # nothing to publish, or it still runs and violates I4
+                continue  # it never ran, or it still runs, which I4 reports
             self._world.checked("I7")
             status = published.get(name)
             # A newer attempt may have been created and never started. Then the last run is in the last state.

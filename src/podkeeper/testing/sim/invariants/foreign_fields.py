@@ -7,8 +7,8 @@ These are conditions of others and the time of PodScheduled.
   containers exit with 0.)
 * The transition time of PodScheduled never changes. Other conditions may have changed twice between two updates.
 
-There are two exceptions. Static pods are not scheduled: an agent that finds no mirror pod, or an old one, sets a new
-time. So does an agent whose disk lost the status and which receives an old list.
+There are two exceptions. Static pods are not scheduled, so an agent without a current mirror pod sets a new time. An
+agent whose disk lost the status and whose list is stale also sets a new time.
 """
 
 from podkeeper.model.k8s.core import Pod, PodCondition
@@ -57,7 +57,7 @@ class ForeignFields:
                 )
 
     def _may_be_unknown(self, pod: Pod) -> bool:
-        """Whether the agent may not know when a pod was scheduled."""
+        """Return whether the agent may have lost the time at which a pod was scheduled."""
         faults, since = self._world.fault_log, self._world.now() - REFUSED_WRITE_SECONDS
         needed = ("disk-full", "stale-lists")
         return is_mirror_pod(pod) or all(faults.any_since(since, None, FAULT_RATES.keys() - {each}) for each in needed)

@@ -2,9 +2,9 @@
 
 Three checks, each within one agent process:
 
-* A deleted pod has stopped after its grace period and a margin. A shorter grace period counts from its arrival, and a
-  forced deletion leaves none. This time includes preStop hooks, waiting sidecars, TERM and KILL. The same holds for an
-  eviction, and the eviction call has returned by then.
+* A deleted pod has stopped after its grace period and a margin. A shorter grace period starts when the agent receives
+  it. A forced deletion has no grace period. This time includes preStop hooks, waiting sidecars, TERM and KILL. The same
+  holds for an eviction, and the eviction call has returned by then.
 * The stop timeout of a container, together with the duration of its preStop hook, is not longer than its grace period.
 * The time at which the runtime kills a container is never postponed.
 
@@ -42,7 +42,7 @@ AFTERMATH_SECONDS = 150.0
 """Most faults have an effect after their end: a hung call reaches its deadline only after two minutes."""
 
 ROUNDING_SECONDS = 1.0
-"""A started second of a grace period does not count."""
+"""Tolerance, because the agent does not charge a started second of a grace period."""
 
 LATE_WAKEUP_SECONDS = 5.0
 """Each wake-up may be up to two seconds late. So a stop follows its hook later, and updates are handled later."""
@@ -102,7 +102,7 @@ class GracePeriods:
         world.bus.subscribe(AgentStopped, self._on_agent_stopped)
 
     def _on_agent_stopped(self, _: AgentStopped) -> None:
-        """Start from scratch: the next agent process does not know how much of a grace period was used."""
+        """Reset: the next agent process starts grace periods from scratch."""
         self._deletions.clear()
         self._evictions.clear()
         self._kills.clear()

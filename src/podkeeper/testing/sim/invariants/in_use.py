@@ -1,7 +1,7 @@
 """I21: volumes, directory and cgroup of a pod stay while a container runs.
 
-Each call that removes one of them is checked at its start. A container that was created during faults of runtime calls
-does not count for some time: the agent may not know it, because its start was slow or the answer was lost.
+Each call that removes one of them is checked at its start. If a container was created during faults of runtime calls,
+it is not checked for some time. Its start may have been slow, or the answer was lost, so the agent may not have it yet.
 """
 
 from podkeeper.testing.sim.ground_truth import ContainerRun
@@ -34,7 +34,7 @@ class ResourcesInUse:
                 self._world.violated("I21", call.uid, f"{what} while {run.name} ({run.id}) runs")
 
     def _is_unknown(self, run: ContainerRun) -> bool:
-        """Whether the agent may not know that a container runs."""
+        """Return whether the agent may not have received the start of a container."""
         faults, is_new = self._world.fault_log, self._world.now() - run.created < CALL_SECONDS
         return is_new and bool(
             faults.any_since(run.created - 1.0, run.uid, FAULT_RATES.keys() - CALL_FAULTS - {"crash"})

@@ -1,4 +1,4 @@
-"""I1 and I13: terminal phases and restart counts in the API never go backwards.
+"""I1 and I13: terminal phases never change, restart counts never decrease.
 
 API objects are compared by UID, so a recreated mirror pod is a new object. As in the kubelet, a mirror pod shows the
 current static pod with its name. Until it is replaced, that may be the successor of its pod, or the same pod after it

@@ -1,4 +1,4 @@
-"""All pods that the agent received, and when it learned that they ended.
+"""All pods that the agent received, and when it was notified of their end.
 
 A pod is identified by the UID of its containers. If a source removes a static pod and adds it again, a new *term* of
 the pod begins, as if it were new. A pod of the API has one term, because the API never reuses a UID.
@@ -20,12 +20,12 @@ from podkeeper.testing.sim.world import World
 
 @dataclass(slots=True, eq=False)
 class PodEnd:
-    """How the agent learned that a pod has ended."""
+    """How the agent was notified that a pod has ended."""
 
     why: str
     agent: int  # the number of the agent process
-    stored: bool  # false if a full or slow disk refused it: the next process cannot know it
-    acted_upon: bool = False  # the agent has shown that it knows
+    stored: bool  # false if a full or slow disk did not store it, so the next process cannot have it
+    acted_upon: bool = False  # a call of the agent shows that it has received the end
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class TrackedPod:
     began: float  # the start of its current term
     pod: Pod  # as received last
     named: bool = True  # its source reports it
-    dropped: bool = False  # its source has stopped to report it at least once
+    dropped: bool = False  # its source stopped reporting it at least once
     end: PodEnd | None = None
 
 
@@ -152,8 +152,8 @@ NO_ROOM = ("OutOf", "UnexpectedAdmissionError")
 def is_rejected(world: World, uid: PodUID) -> bool:
     """Whether the agent rejected a pod because there is no room for it.
 
-    Only the agent knows this: a rejected static pod has no mirror pod. A container of the pod may still run if an
-    earlier agent process had room for it.
+    Only the agent's own status shows this, because a rejected static pod has no mirror pod. A container of the pod may
+    still run if an earlier agent process had room for it.
     """
     status = status_in_agent(world, uid)
     return is_terminal(status.phase) and (status.reason or "").startswith(NO_ROOM)

@@ -1,6 +1,6 @@
 """The true probe state of all containers: which of them are started and ready.
 
-Input: what containers really do, and every result of the agent's probes. Output: for each container and each pod,
+Input: the true state of containers, and every result of the agent's probes. Output: for each container and each pod,
 whether it is ready, and when it last changed. The rules are the kubelet's:
 
 * A container without a readiness probe is ready once it has started. Without a startup probe, it has started once it
@@ -37,7 +37,6 @@ class Flag:
     _became: dict[bool, float] = field(default_factory=dict)  # when it last became true, and when false
 
     def set(self, value: bool, at: float) -> None:
-        """Set the value."""
         if value is not self.value:
             self.value = value
             self._became[value] = at
@@ -68,13 +67,11 @@ class ContainerProbeState:
     streak: tuple[bool, int] = (False, 0)  # the last result of its readiness probe, and how often it came in a row
 
     def begin(self, id_: str, at: float) -> None:
-        """Start a new attempt."""
         self.id, self.since = id_, at
         self.started.set(self.spec.startup_probe is None, at)
         self.ready.set(self.started.value and self.spec.readiness_probe is None, at)
 
     def end(self, at: float) -> None:
-        """End the attempt."""
         self.ready.set(False, at)
         self.started.set(False, at)
 

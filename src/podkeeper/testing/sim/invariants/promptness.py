@@ -1,4 +1,4 @@
-"""I8 and I14: other pods' faults delay no pod, and static pods need no API.
+"""I8 and I14: a fault of one pod delays no other pod; static pods need no API.
 
 Five time limits, which hold while no relevant fault is active:
 
@@ -43,7 +43,7 @@ START_SECONDS = 5.0
 RESTART_SECONDS = 3.0
 REMOVAL_SECONDS = 10.0  # three stops of at least two seconds, one after the other, and the API calls
 BACKOFF_RESET_SECONDS = 610.0  # twice the longest backoff, and a margin
-RELIST_SECONDS = 75.0  # until the slow relist has found what the lost events reported
+RELIST_SECONDS = 75.0  # until the slow relist has found changes whose events were lost
 
 SETTLED_SECONDS = 10.0  # a younger agent may not have received an update from all sources
 API_AFTERMATH_SECONDS = 65.0  # the longest backoff of a source that could not reach the API
@@ -229,7 +229,7 @@ class Promptness:
         if pod is None or not _must_restart(pod, run) or sandbox is None or sandbox.stopped is not None:
             return
         if self._world.agent is None or self._world.agent.engine.workers.is_pod_termination_requested(uid):
-            return  # evicted, preempted or past its deadline, which only the agent knows yet
+            return  # evicted, preempted or past its deadline, which the API does not show yet
         settled = self._agent_started_at + SETTLED_SECONDS
         if self._world.fault_log.any_during(settled, since - AFTERMATH_SECONDS, uid, HOST_FAULTS):
             return  # an agent that started during such a fault has not prepared the pod's cgroup and volumes yet

@@ -133,7 +133,7 @@ class Quiescence:
         """Check that exactly one static pod of a name runs: of several manifests, the first one."""
         there = [pod for pod in desired if self._world.truth.running(uid_of(pod))] or desired
         if len(there) > 1 and len(desired) > 1:
-            return  # none of them runs, and only the agent knows which one should
+            return  # none of them runs, and the ground truth does not show which one should
         pod = there[0]
         mirror = self._world.api.peek(Pod, pod.metadata.name or "", pod.metadata.namespace or "")
         if mirror is None or not is_mirror_pod(mirror):

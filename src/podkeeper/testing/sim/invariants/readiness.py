@@ -1,9 +1,10 @@
 """I7, readiness: it is true, and a restart of the agent does not change it.
 
-Each time the agent changes a pod's Ready condition, or `ready` or `started` of a container, the probe tracker
-(`probe_states`) must have a reason since the last change: for false, a container that ended or a probe that failed; for
-true, that everything was ready. The reason may be older by the time that a status takes to be published. This time may
-differ between containers. So a pod may be published as ready although its containers were never ready all at once.
+The agent publishes the Ready condition of pods, and `ready` and `started` of containers. Each time one of them changes,
+the probe tracker (`probe_states`) must have a reason since the last change. The reason for false is a container that
+ended or a probe that failed. The reason for true is that all containers were ready. The reason may be older by the time
+that a status takes to be published. This time may differ between containers. So a pod may be published as ready
+although its containers were never ready all at once.
 
 Two cases are excused. A new agent cannot know a status that the disk did not store and the lists do not show (static
 pods are in no list). And as in the kubelet, single containers of a deleted or evicted pod are neither inspected nor
@@ -154,7 +155,7 @@ class Readiness:
         )
 
     def _may_be_unknown(self, known: PodProbeState, flag: ReadinessFlag, pod: Pod, since: float) -> bool:
-        """Whether the current agent process may not know the state of a container."""
+        """Return whether the current agent process may not have the state of a container."""
         concerned = [each for name, each in known.containers.items() if flag.container in ("", name)]
         lists_are_old = is_mirror_pod(pod) or self._had_fault("stale-lists", since)
         ran_before = any(each.since <= self._agent_started_at for each in concerned)

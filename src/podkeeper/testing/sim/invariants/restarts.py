@@ -47,7 +47,7 @@ class StaticPodRestarts:
         world.bus.subscribe(AgentStarted, self._on_agent_started)
         world.bus.subscribe(
             ReadEnded, self._check_requests
-        )  # called often enough; a timer could change the order of other timers
+        )  # checked on these records, which are frequent enough; a timer could change the order of other timers
 
     def _on_update_received(self, received: UpdateReceived) -> None:
         update = received.update
@@ -65,7 +65,7 @@ class StaticPodRestarts:
                 self._requests[uid] = _Request(pod, received.at, former, received.at)
 
     def _on_agent_started(self, began: AgentStarted) -> None:
-        """Wait again. A new agent does not know that the pod was dropped, so it just starts or adopts the pod."""
+        """Wait again. A new agent has no record of the removal, so it starts or adopts the pod."""
         for request in self._requests.values():
             request.quiet_since = began.at
 

@@ -22,7 +22,7 @@ from podkeeper.testing.sim.world import World
 OWN_BACKOFF = "podkeeper.io/restart-backoff-"  # prefix of the annotations with which a pod sets its own backoff
 ROUNDING_SECONDS = 1.0  # exit times have whole seconds
 BACKOFF_RESET_SECONDS = 600.0  # a run of this length resets the backoff
-LOSES_BACKOFF = frozenset({"disk-full", "clock-jump"})  # the next agent may not know the backoff or its start
+LOSES_BACKOFF = frozenset({"disk-full", "clock-jump"})  # the next agent may not have the backoff or its start
 STORED_SECONDS = 5.0  # the journal is written at most this long before a start
 
 
@@ -63,7 +63,7 @@ class RestartDelays:
         alike = before.spec_hash == last.spec_hash == this.spec_hash
         if not alike or last.sandbox_id != this.sandbox_id or before.sandbox_id != last.sandbox_id:
             return  # another spec or another sandbox
-        # An agent that did not see a start, or saw it fail, does not know that the container ran.
+        # An agent that did not make the start call, or got an error for it, has no record that the container ran.
         excuses = CALL_FAULTS if last.started >= self._agent_started_at else CALL_FAULTS | LOSES_BACKOFF
         if self._world.fault_log.any_since(last.started - STORED_SECONDS, change.uid, FAULT_RATES.keys() - excuses):
             return

@@ -1,8 +1,8 @@
 """I18: a running container stays published as running.
 
-Once the agent has published that a container runs, it may publish something else only after that container has ended.
-A start that fails, or an old inspection, must not change what is published about the other containers of a pod. No
-fault is an excuse: the agent knew better, and nothing happened to the container.
+Once the agent has published that a container runs, it may publish another state only after that container has ended. A
+failed start or an old inspection must not change the published state of other containers. No fault is an excuse,
+because the agent already had the correct state.
 
 Two cases are excluded: a pod that is rejected at admission, and a mirror pod whose static pod was dropped. Such a
 mirror pod may already show the successor.

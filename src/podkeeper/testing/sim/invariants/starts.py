@@ -1,8 +1,8 @@
-"""I12 and a part of I7: nothing starts that must not start.
+"""I12 and a part of I7: no container starts without permission.
 
-I12 is checked when the agent calls the runtime to run a sandbox or to create or start a container. It counts what this
-and earlier agent processes knew. I7 is checked when a container really starts. The restart policy, applied to the true
-results of its former runs, must allow the start, whatever the agent knows.
+I12 is checked when the agent calls the runtime to run a sandbox or to create or start a container. It uses all updates
+that this and earlier agent processes received. I7 is checked when a container really starts. The restart policy,
+applied to the true results of its former runs, must allow the start, regardless of the agent's records.
 """
 
 from podkeeper.model.k8s.core import Container, Pod, PodSpec
@@ -81,7 +81,10 @@ class AllowedStarts:
         self._world.violated("I12", call.uid, f"{what} although the pod's worker must terminate it")
 
     def _update_acted_upon(self, call: CallStarted, known: TrackedPod | None) -> None:
-        """Note the first call that shows that the agent knows of the pod's end. From then on there is no excuse."""
+        """Record the first call that shows that the agent has received the pod's end.
+
+        After it, no fault is an excuse.
+        """
         if known is None or known.end is None or known.end.acted_upon or self._world.agent is None:
             return
         if is_termination_requested(self._world.agent.engine.workers.state(call.uid)) and call.operation not in _STARTS:
