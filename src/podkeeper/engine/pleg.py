@@ -265,8 +265,9 @@ class Pleg:
             return
         listed = _listed(record)
         if not self._store(uid, record, listed, at):
-            # A later listing confirmed the cached record, and another one showed a change. The state must not be newer
-            # than the cache. Otherwise the next listing would agree with the state and confirm the old record.
+            # A later listing confirmed the cached record, and another one showed a change. `pod.state` (the relist
+            # state) must not be newer than the cache. Otherwise the next listing would equal it and confirm the old
+            # record.
             self._schedule(uid, pod)
             return
         pod.seen_at = at

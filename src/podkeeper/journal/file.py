@@ -8,8 +8,8 @@ next one (group commit). The event loop never waits for the disk. Records that c
 the next sync. After a restart, a torn end is cut off. If the file is damaged before its end, the part before the damage
 is used and the file is kept aside.
 
-The file is rewritten if more than half of it, and more than `spare_bytes`, is obsolete. Memory holds the entries, and
-at most that many pending bytes.
+The file is rewritten if more than half of it, and more than `spare_bytes`, is obsolete. Memory use is bounded by the
+size of all entries plus `spare_bytes` of pending records.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class FileJournal:
         return dict(self._entries)
 
     def put(self, key: str, value: bytes) -> None:
-        """Set an entry. An equal entry costs nothing."""
+        """Set an entry. If the value is unchanged, nothing is written."""
         old = self._entries.get(key)
         if old == value:
             return

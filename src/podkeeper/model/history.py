@@ -22,13 +22,13 @@ class WorkerState(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a pod terminates. The first cause stays, except that a pod that no source has becomes ORPHANED."""
+    """Why a pod terminates. The first cause stays, but becomes ORPHANED if no source has the pod any more."""
 
     COMPLETED = "completed"  # its containers completed, or its phase is terminal
     KILLED = "killed"  # removed from its source, or killed by the agent
     EVICTED = "evicted"  # the node needs its resources, so its content may be removed at once
     DELETED = "deleted"  # deleted in the API
-    ORPHANED = "orphaned"  # no source has it, or only the runtime knows it
+    ORPHANED = "orphaned"  # no source has it
 
 
 @dataclass(frozen=True, slots=True)

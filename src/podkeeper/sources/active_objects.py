@@ -6,11 +6,11 @@ This module reads no files.
 
 A location is a file or URL.
 
-* The content of a location may be incomplete, or have a name that another location uses. Then its valid objects take
-  effect, and its older objects stay in use until the manifest is fixed. If a location is removed, its objects are
-  removed, too.
-* A name is used once. The location that has it keeps it. Among new locations, the first one gets it, and the others
-  get a problem. If the name becomes free, the next location gets it.
+* A *location* is a file or URL with a manifest. If its content is incomplete, or has a name that another location uses,
+  its valid objects take effect. Its older objects stay in use until the manifest is fixed. If a location is removed,
+  its objects are removed, too.
+* Each name belongs to one location, and that location keeps it. If several new locations have the same name, the first
+  one gets it, and a problem is reported for the others. If the name becomes free, the next location gets it.
 * The result is sorted by location and by position in the manifest. It depends only on the manifests and on which
   location had a name first.
 """
@@ -110,7 +110,7 @@ def _owners(
     before: Mapping[str, tuple[ManifestItem, ...]],
     retained: Mapping[str, tuple[ManifestItem, ...]],
 ) -> dict[ObjectKey, str]:
-    """Return the location that gets each name: the one that had it before, otherwise the first one."""
+    """Return the owner of each name: the location that had it before, otherwise the first location."""
     had = {item.key: location for location, items in before.items() for item in items}
     owners: dict[ObjectKey, str] = {}
     for location, found in content.items():

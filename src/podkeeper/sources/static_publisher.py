@@ -9,7 +9,7 @@ when the pods have changed. If the receiver fails, it is sent again.
 With `stored_manifests`, static pods survive a restart of the agent while their manifests are unreadable:
 
 * The objects from before the restart stay in use while their location is unreadable or invalid. Once the location is
-  readable, it decides: if a manifest was removed in the meantime, its pods are removed.
+  readable, its content replaces them: if a manifest was removed in the meantime, its pods are removed.
 * Until the whole source was read once, pods are sent as ADD and REMOVE. A SET would declare the source as ready, and
   housekeeping would then kill the pods of the unread part.
 * If the source has read nothing within `timeout_seconds` (no answer, a hung file system), the stored pods are sent.

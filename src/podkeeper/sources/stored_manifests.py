@@ -81,7 +81,7 @@ class StoredManifests:
             try:
                 stored = msgspec.json.decode(encoded, type=_StoredLocation)
                 if not all(pod.metadata.uid and pod.metadata.name for pod in stored.pods):
-                    # An update with the pods of all locations would be refused because of this one.
+                    # The storage would reject the whole update because of this one pod.
                     raise ValueError("a pod in it has no UID or no name")
             except UNDECODABLE as error:
                 log.warning("dropped a stored manifest that cannot be decoded: %s", error)

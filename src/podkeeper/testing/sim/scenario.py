@@ -81,7 +81,7 @@ class ScenarioRun:
         give_up = self.world.now() + TIMEOUT_SECONDS
         while not holds():
             if self.world.now() >= give_up:
-                await self._fail(f"not within {TIMEOUT_SECONDS:g} s: {what}")
+                await self._fail(f"expected within {TIMEOUT_SECONDS:g} s: {what}")
             await asyncio.sleep(STEP_SECONDS)
 
     async def settle(self, title: str) -> None:

@@ -39,7 +39,7 @@ class Command:
         kill.kill_session(self.pid)
 
     def hang_up(self) -> None:
-        """Send SIGHUP because the client is gone. Kill what still runs after `hang_up_seconds`."""
+        """Send SIGHUP, because the client disconnected. Kill the remaining processes after `hang_up_seconds`."""
         kill.send_group(self.pid, signal.SIGHUP)
         if self._deadline is None:
             self._deadline = self._loop.after(self._hang_up_seconds, self.kill)
