@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from podkeeper.linux import libc
@@ -44,6 +45,11 @@ class MountPoint:
 
 def parse(text: str) -> list[MountPoint]:
     """Return the mounts in the text of a mountinfo file, parents first."""
+    return list(_parsed(text))
+
+
+@lru_cache(maxsize=1)  # the table seldom changes, and an unmount of one pod reads it several times
+def _parsed(text: str) -> tuple[MountPoint, ...]:
     found = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
@@ -61,7 +67,7 @@ def parse(text: str) -> list[MountPoint]:
                 super_options=tuple(more.rpartition(" ")[2].split(",")),
             )
         )
-    return found
+    return tuple(found)
 
 
 def read(mountinfo: str = MOUNTINFO) -> list[MountPoint]:
