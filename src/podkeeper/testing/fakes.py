@@ -6,7 +6,7 @@ those of the fake runtime (`podkeeper.runtimes.fake.calls`).
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod
@@ -22,7 +22,7 @@ from podkeeper.model.probing import (
     NotConnected,
 )
 from podkeeper.ports.clock import Clock
-from podkeeper.runtimes.fake.calls import Call, Calls
+from podkeeper.runtimes.fake.calls import Calls, FaultInjection
 from podkeeper.runtimes.fake.faults import FakeFaults
 
 SERVING = 1
@@ -95,7 +95,7 @@ def _apply(entries: dict[str, bytes], writes: Iterable[tuple[str, bytes | None]]
             entries[key] = value
 
 
-class FakeVolumes:
+class FakeVolumes(FaultInjection):
     """Volumes without files. Faults match a UID and a method: `mount`, `unmount`, `directories`, `remove_directory`."""
 
     def __init__(self, clock: Clock, *, delays: Mapping[str, float] | None = None) -> None:
@@ -142,23 +142,8 @@ class FakeVolumes:
         self._calls.reboot()
         self._mounts.clear()
 
-    @property
-    def faults(self) -> FakeFaults:
-        """The faults to inject."""
-        return self._calls.faults
 
-    @property
-    def delays(self) -> dict[str, float]:
-        """The duration of each method in seconds."""
-        return self._calls.delays
-
-    @property
-    def call_log(self) -> Sequence[Call]:
-        """The newest calls, oldest first."""
-        return self._calls.call_log
-
-
-class FakeCgroups:
+class FakeCgroups(FaultInjection):
     """Cgroups without a kernel. Faults match a UID and a method: `ensure`, `remove`, `throttle`, `list_pods`."""
 
     def __init__(self, clock: Clock, *, delays: Mapping[str, float] | None = None) -> None:
@@ -196,16 +181,6 @@ class FakeCgroups:
         self._calls.reboot()
         self._parents.clear()
         self.throttled.clear()
-
-    @property
-    def faults(self) -> FakeFaults:
-        """The faults to inject."""
-        return self._calls.faults
-
-    @property
-    def call_log(self) -> Sequence[Call]:
-        """The newest calls, oldest first."""
-        return self._calls.call_log
 
 
 HttpScript = Callable[[HttpRequest], HttpEnd | None]

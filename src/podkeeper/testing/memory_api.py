@@ -11,7 +11,7 @@ change is sent to the watches of its node and to the watches of all nodes.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 from weakref import WeakSet
 
@@ -21,7 +21,7 @@ from podkeeper.model.k8s import certificates, core, storage
 from podkeeper.model.times import format_time
 from podkeeper.model.wire import JSONObject, Wire
 from podkeeper.ports.clock import Clock
-from podkeeper.runtimes.fake.calls import Call, Calls
+from podkeeper.runtimes.fake.calls import Calls, FaultInjection
 from podkeeper.runtimes.fake.faults import FakeFaults
 from podkeeper.testing.memory_objects import (
     as_created,
@@ -96,7 +96,7 @@ class _KindStore:
         return [watch for group in self.watches.values() for watch in group]
 
 
-class MemoryApi:
+class MemoryApi(FaultInjection):
     """An API server that keeps its objects in dictionaries."""
 
     def __init__(
@@ -245,21 +245,6 @@ class MemoryApi:
         self._stores[kind].on_change = callback
 
     # ---- Faults ----
-
-    @property
-    def faults(self) -> FakeFaults:
-        """The faults to inject, by method and object name (for `list` and `watch`, kind name)."""
-        return self._calls.faults
-
-    @property
-    def delays(self) -> dict[str, float]:
-        """The duration of each method in seconds."""
-        return self._calls.delays
-
-    @property
-    def call_log(self) -> Sequence[Call]:
-        """The newest calls, oldest first."""
-        return self._calls.call_log
 
     def go_down(self, why: str = "connection refused") -> None:
         """Fail every call until `come_up`, and break all watches."""

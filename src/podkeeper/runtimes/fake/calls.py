@@ -10,7 +10,7 @@ The call log is for tests and for the invariants of the simulation. It keeps onl
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -67,6 +67,27 @@ class Calls:
         call.ended = self._clock.monotonic()
         # Only the name: an error references its frames, and the call log must not keep the caller's objects alive.
         call.error = "" if error is None else type(error).__name__
+
+
+class FaultInjection:
+    """Base class of fakes: what tests set and read."""
+
+    _calls: Calls
+
+    @property
+    def faults(self) -> FakeFaults:
+        """The faults to inject, by operation and the call's `about`."""
+        return self._calls.faults
+
+    @property
+    def delays(self) -> dict[str, float]:
+        """The duration of each operation in seconds."""
+        return self._calls.delays
+
+    @property
+    def call_log(self) -> Sequence[Call]:
+        """The newest calls, oldest first."""
+        return self._calls.call_log
 
 
 class _CallContext:

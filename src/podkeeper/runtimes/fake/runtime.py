@@ -19,7 +19,7 @@ from podkeeper.model.runtime_calls import ContainerConfig, RuntimeHealth, Sandbo
 from podkeeper.ports.clock import Clock
 from podkeeper.runtimes.events import EventFilter, EventHub, EventStream
 from podkeeper.runtimes.fake.behaviour import Behaviour, ExecStep, annotated_behaviour
-from podkeeper.runtimes.fake.calls import Call, Calls
+from podkeeper.runtimes.fake.calls import Calls, FaultInjection
 from podkeeper.runtimes.fake.faults import FakeFaults
 from podkeeper.runtimes.fake.images import FakeImages
 from podkeeper.runtimes.fake.node import ChangeObserver, FakeNode
@@ -64,7 +64,7 @@ ExecScript = Callable[[ExecRequest], CommandEnd | None]
 """Returns the result of a command. None: the container's behaviour decides."""
 
 
-class FakeRuntime:
+class FakeRuntime(FaultInjection):
     name = "fake"
 
     def __init__(
@@ -216,21 +216,6 @@ class FakeRuntime:
                 raise RuntimeRefused(f"cannot reopen the log of container {name}: it is not running")
 
     # ---- for tests: scripts, faults, observation ----
-
-    @property
-    def faults(self) -> FakeFaults:
-        """Injected faults. `about` is the pod's UID or the image's name."""
-        return self._calls.faults
-
-    @property
-    def delays(self) -> dict[str, float]:
-        """Seconds that each operation takes."""
-        return self._calls.delays
-
-    @property
-    def call_log(self) -> Sequence[Call]:
-        """Newest calls, oldest first."""
-        return self._calls.call_log
 
     @property
     def violations(self) -> Sequence[str]:
