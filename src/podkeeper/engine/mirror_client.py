@@ -13,15 +13,13 @@ does no harm. Without an API, nothing is done. Kubelet counterparts: `MirrorClie
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 
 from podkeeper.concurrency.backoff import GrowingDelay, RetryCounter
 from podkeeper.engine.manager import PodManager
 from podkeeper.model.errors import AlreadyExists, Conflict, NotFound, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import PodUID
-from podkeeper.model.wire import Wire
-from podkeeper.ports.api import ObjectReader
+from podkeeper.ports.api import ReadWriteApi
 from podkeeper.rules.static.mirror import (
     MirrorStep,
     full_name,
@@ -33,32 +31,12 @@ from podkeeper.rules.static.mirror import (
 
 log = logging.getLogger(__name__)
 
-K = TypeVar("K", bound=Wire)
-
 BACKOFF = GrowingDelay(first_seconds=1.0, longest_seconds=30.0)
-
-
-class MirrorApi(ObjectReader, Protocol):
-    """The part of `ports.api.Api` that the mirror client uses."""
-
-    async def create(self, what: K) -> K:
-        """Create an object. Raises AlreadyExists."""
-
-    async def delete(
-        self,
-        kind: type[K],
-        name: str,
-        namespace: str = "",
-        *,
-        grace_seconds: int | None = None,
-        uid: str | None = None,
-    ) -> None:
-        """Delete an object. Raises NotFound, and Conflict if the UID differs."""
 
 
 class MirrorClient:
     def __init__(
-        self, *, api: MirrorApi | None, pods: PodManager, node_name: str, node_uid: Callable[[], str | None]
+        self, *, api: ReadWriteApi | None, pods: PodManager, node_name: str, node_uid: Callable[[], str | None]
     ) -> None:
         self._api = api
         self._pods = pods
@@ -95,7 +73,7 @@ class MirrorClient:
             return False
         return await _delete(self._api, pod_full_name, uid)
 
-    async def _reconcile_until_done(self, uid: PodUID, api: MirrorApi) -> None:
+    async def _reconcile_until_done(self, uid: PodUID, api: ReadWriteApi) -> None:
         retries = RetryCounter(BACKOFF)
         try:
             while (static := self._pods.pod_by_uid(uid)) is not None:
@@ -113,7 +91,7 @@ class MirrorClient:
             if uid in self._queue:
                 self._wake.set()
 
-    async def _reconcile(self, static: Pod, mirror: Pod | None, api: MirrorApi) -> None:
+    async def _reconcile(self, static: Pod, mirror: Pod | None, api: ReadWriteApi) -> None:
         step = mirror_step(static, mirror)
         if step is MirrorStep.KEEP:
             return
@@ -131,7 +109,7 @@ class MirrorClient:
             log.info("created the mirror pod of %s", full_name(static))
 
 
-async def _delete(api: MirrorApi, pod_full_name: str, uid: str | None) -> bool:
+async def _delete(api: ReadWriteApi, pod_full_name: str, uid: str | None) -> bool:
     deletion = mirror_deletion(pod_full_name, uid)
     try:
         await api.delete(Pod, deletion.name, deletion.namespace, grace_seconds=0, uid=uid)

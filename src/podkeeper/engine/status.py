@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from podkeeper.engine.api_sender import ApiSender
 from podkeeper.engine.checkpoints import Checkpoints
@@ -32,7 +32,7 @@ from podkeeper.engine.status_records import StatusRecords
 from podkeeper.model.errors import BadInput, NotFound, Problem
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import Op, PodUID, PodUpdate
-from podkeeper.ports.api import ObjectReader, Writer
+from podkeeper.ports.api import ReadWriteApi
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.dispatch import is_rejection
 from podkeeper.rules.static.mirror import is_mirror_pod_of, is_static_pod, shown_uid
@@ -65,15 +65,11 @@ BATCH_SLICE = 500
 Subscriber = Callable[[PodUID, PodStatus], None]
 
 
-class StatusApi(ObjectReader, Writer, Protocol):
-    """The part of `ports.api.Api` that the status manager uses."""
-
-
 class StatusManager:
     def __init__(
         self,
         *,
-        api: StatusApi | None,
+        api: ReadWriteApi | None,
         pods: PodManager,
         could_run: Callable[[PodUID], bool],
         clock: Clock,
@@ -355,7 +351,7 @@ class StatusManager:
         if is_sent and cached.changed_at is not None:
             self._observer.status_synced(max(0.0, (self._clock.now() - cached.changed_at).total_seconds()))
 
-    async def _send_version(self, api: StatusApi, uid: PodUID, cached: CachedStatus) -> bool:
+    async def _send_version(self, api: ReadWriteApi, uid: PodUID, cached: CachedStatus) -> bool:
         """Send one version. Return False if the API must not have it."""
         try:
             pod = await api.get(Pod, cached.name, cached.namespace)
@@ -426,7 +422,7 @@ class StatusManager:
             log.info("pod %s was recreated as %s, dropping its status", uid, owner)
             self.forget(uid)
 
-    async def _delete(self, api: StatusApi, pod: Pod) -> None:
+    async def _delete(self, api: ReadWriteApi, pod: Pod) -> None:
         name, namespace, uid = pod.metadata.name or "", pod.metadata.namespace or "", _api_uid(pod)
         try:
             await api.delete(Pod, name, namespace, grace_seconds=0, uid=uid)

@@ -78,5 +78,9 @@ class Writer(Protocol):
         """Delete an object, gracefully unless `grace_seconds` is 0. Raise NotFound, or Conflict if the UID differs."""
 
 
-class Api(ObjectReader, Watcher, Writer, Protocol):
+class ReadWriteApi(ObjectReader, Writer, Protocol):
+    """The port without lists and watches."""
+
+
+class Api(ReadWriteApi, Watcher, Protocol):
     """The whole port."""
