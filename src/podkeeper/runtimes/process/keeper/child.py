@@ -1,7 +1,7 @@
 """The steps of a container's process between fork and exec.
 
 The order matters. Steps that need the host's files come before the change of root, steps that need privileges before
-the change of user. The parent death signal comes last, because a change of user resets it.
+the change of user.
 """
 
 import errno
@@ -37,10 +37,16 @@ def exec_program(
 ) -> NoReturn:
     """Execute the program. Never returns. Raises LaunchError or OSError. The keeper holds the other end of `pipe`."""
     _reset_signals()
+    # A session of its own: `kill_session` finds all processes of the container by it, and only a session leader can get
+    # a controlling terminal.
     os.setsid()
+    # Before `set_up`, which expects the console socket at descriptor 0 (`TerminalSetup.attach`).
     _set_stdio(stdio, identity)
+    # Before the change of root, because the cgroup files are the host's, and before exec, so that no process of the
+    # container runs without its limits.
     for path in spec.cgroups:
         _join_cgroup(path)
+    # As runc: the modes of new files must not depend on the agent's umask.
     os.umask(0o022)
     set_up()
     cwd = spec.cwd or "/"
@@ -50,11 +56,17 @@ def exec_program(
     error = _change_directory(cwd)
     if error and error_as_root:
         raise LaunchError(f'chdir to cwd ("{cwd}") set in config.json failed: {error_text(error)}')
+    # After the change of user. A process that changes its user while it is above the limit cannot exec (EAGAIN, see
+    # execve(2)). Set here, the limit only refuses forks.
     if identity.most_processes:
         resource.setrlimit(resource.RLIMIT_NPROC, (identity.most_processes, identity.most_processes))
+    # Only exec evaluates this flag, so no step above depends on it.
     if spec.no_new_privileges:
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+    # After the change of user, which resets the parent death signal (prctl(2)).
     _die_with_keeper(pipe)
+    # Mark, do not close: the keeper reads the end of file on `pipe` as "the program runs", so exec itself must close
+    # it.
     libc.close_at_exec(3)
     _execute(spec)
 
@@ -68,6 +80,7 @@ def pause(pipe: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
         os.write(pipe, b"!")
         os.chdir("/")
+        # Otherwise this process would hold the keeper's inherited files, and with `keeper.lock` also its lock.
         libc.close_from(0)
         while True:
             signal.pause()
@@ -77,8 +90,11 @@ def pause(pipe: int) -> NoReturn:
 
 def _die_with_keeper(pipe: int) -> None:
     """Let the kernel kill this process when the keeper dies. Exit if the keeper is already dead: the pipe is closed."""
+    # First the signal, then the check: if the keeper dies in between, one of the two notices it.
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
     poll = select.poll()
+    # No events are requested. poll(2) always reports POLLERR, which the write end of a pipe gets when no reader is
+    # left.
     poll.register(pipe, 0)
     if poll.poll(0):
         os._exit(1)
@@ -87,6 +103,7 @@ def _die_with_keeper(pipe: int) -> None:
 def _execute(spec: Launch) -> NoReturn:
     """Find the program as runc does, and execute it."""
     path = find_executable(spec.argv[0], spec.env.get("PATH", DEFAULT_PATH))
+    # The signal mask survives exec, so unblock here. Signals that came since the fork are delivered now.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         os.execve(path, spec.argv, spec.env)
@@ -107,6 +124,7 @@ def find_executable(name: str, search: str) -> str:
             raise LaunchError(f'exec: "{name}": permission denied')
         return name
     for directory in search.split(":") if name else ():
+        # An empty entry of PATH is the current directory (POSIX).
         path = f"{directory or '.'}/{name}"
         if os.access(path, os.X_OK) and not os.path.isdir(path):
             return path
@@ -126,6 +144,7 @@ def _reset_signals() -> None:
 
 
 def _set_stdio(stdio: tuple[int, int, int], identity: Identity) -> None:
+    # Copy all three above descriptor 2 first. Otherwise dup2 could overwrite a source that is itself 0, 1 or 2.
     for target, file in enumerate([fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3) for file in stdio]):
         os.dup2(file, target)
         mode = os.fstat(target).st_mode
@@ -146,6 +165,7 @@ def _change_directory(directory: str) -> OSError | None:
 
 def _join_cgroup(path: str) -> None:
     try:
+        # Unbuffered, because the result of the write itself is the kernel's answer. 0 is the writing process.
         with open(path, "wb", 0) as file:
             file.write(b"0")
     except OSError as error:

@@ -41,6 +41,7 @@ class Command:
     def hang_up(self) -> None:
         """Send SIGHUP, because the client disconnected. Kill the remaining processes after `hang_up_seconds`."""
         kill.send_group(self.pid, signal.SIGHUP)
+        # A deadline that runs already kills the command anyway.
         if self._deadline is None:
             self._deadline = self._loop.after(self._hang_up_seconds, self.kill)
 

@@ -45,5 +45,6 @@ class ContainerCgroup:
     def remove(self) -> None:
         """Remove the cgroup if possible. Otherwise it is removed with the pod's."""
         if self._cgroup is not None:
+            # It may still be busy. The pod's cgroup is removed with its contents, so nothing is lost.
             with suppress(OSError):
                 cgroup.remove(self._cgroup, _WAIT_SECONDS)

@@ -28,6 +28,7 @@ from podkeeper.runtimes.process.keeper.oom_score import oom_score
 from podkeeper.runtimes.process.keeper.streams import LogRateLimit, OutputStream
 from podkeeper.runtimes.process.keeper.terminal import receive_terminal
 
+# As containerd reports a container that could not start.
 START_FAILED: Final = 128
 FALLBACK_TO_LOGS: Final = "FallbackToLogsOnError"
 
@@ -134,6 +135,7 @@ class KeeperContainer:
         if not isinstance(self.state, CreatedState):
             return
         try:
+            # Also removes the logs of an earlier pod with the same UID: a static pod keeps its UID.
             self.log.begin()
             cgroups = self._cgroup.create()
             if self.target and not beside:
@@ -144,6 +146,7 @@ class KeeperContainer:
             self._clean_up()
             self._set_state(ExitedState(START_FAILED, 0, "StartError", str(error), 0, time.time_ns()), "exited")
             raise LaunchError(str(error)) from error
+        # Compare with our own namespace, because the kernel may refuse PID namespaces (`Isolation.pid`).
         own = self.launch.pid == "own" and not beside
         self._has_pid_namespace = own and _pid_namespace(pid) != _pid_namespace("self")
         self._set_state(RunningState(pid, start_ticks(pid), time.time_ns()), "started")
@@ -193,14 +196,18 @@ class KeeperContainer:
     def reaped(self, status: int) -> None:
         """Record the exit after the first process was reaped."""
         assert isinstance(self.state, RunningState)
+        # The clock may have been set back since the start.
         finished_at = max(time.time_ns(), self.state.started_at)
         for output in self._outputs:
             output.finish()
         killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        # As shells and other runtimes report a signal.
         code = 128 + killed_by if killed_by else os.waitstatus_to_exitcode(status)
+        # Before `_clean_up`, which removes the cgroup and its counter of OOM kills.
         reason = "OOMKilled" if self._cgroup.was_oom_killed() else "Error" if code else "Completed"
         self._clean_up()
         use_log = code != 0 and self._config.get("message_policy") == FALLBACK_TO_LOGS
+        # After the outputs are finished, because the message may be the end of the log.
         message = termination_message(self.path("termination"), self.log.path, fallback_to_logs=use_log)
         self._set_state(ExitedState(code, killed_by, reason, message, self.state.started_at, finished_at), "exited")
         callbacks, self._exit_callbacks = self._exit_callbacks, []
@@ -228,6 +235,7 @@ class KeeperContainer:
         if not isinstance(self.state, RunningState):
             raise RequestRefused("the container is not running")
         for output, reader in zip(self._outputs, readers, strict=False):
+            # A copy, because `Keeper._handle` closes the files of a request.
             output.attach(os.dup(reader))
         tty = self.launch.tty
         gives_stdin = stdin and self._stdin >= 0 and bool(self._config.get("stdin"))
@@ -269,6 +277,7 @@ class KeeperContainer:
         """Start the first process with pipes."""
         if spec.tty:
             return self._launch_with_terminal(spec)
+        # One limit for both outputs, because they share one log.
         stdin, rate_limit = -1, LogRateLimit()
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         if self._config.get("stdin"):
@@ -298,6 +307,7 @@ class KeeperContainer:
         with ours, console, oom_score(self._config.get("oom_score_adj")):
             pid = self._jail.launch(spec, *(console.fileno(),) * 3)
             master = receive_terminal(ours)
+        # A copy, because the output stream closes its own at the end of the output, and stdin may still be in use.
         self._stdin = os.dup(master)
         self._outputs = [OutputStream(self._loop, master, "stdout", self.log, LogRateLimit())]
         return pid

@@ -49,6 +49,7 @@ def start_ticks(pid: int) -> int:
     """Return the start time of a process in ticks since boot, 0 if it does not exist. With the PID, it is unique."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
+            # The last ")", because the name of a program may contain blanks and parentheses (proc(5)).
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return 0

@@ -38,12 +38,14 @@ _PACKET_BYTES: Final = 65536
 def main(arguments: list[str]) -> None:
     _, number, jail, root = arguments
     agent = socket.socket(fileno=int(number))
+    # `pass_fds` made it inheritable. A container must never inherit the connection to the agent.
     agent.set_inheritable(False)
     redirect_to_null()
     os.umask(0o022)  # containers get the usual file modes, whatever the agent's umask is
     for each in IGNORED_SIGNALS:
         signal.signal(each, ignore_signal)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    # Before any fork, because keepers inherit the score.
     lower_oom_score()
     set_process_name("podkeeper-forks")
     isolation = _isolation(jail, root)
@@ -80,6 +82,7 @@ def _fork_child(agent: socket.socket, isolation: Isolation | None, request: Json
         pid = os.fork()
         if pid == 0:
             _run_child(agent, isolation, request, files)
+    # Our copies would keep `keeper.lock` locked and the connection open after the death of the keeper.
     for file in files:
         os.close(file)
 
@@ -88,7 +91,9 @@ def _run_child(agent: socket.socket, isolation: Isolation | None, request: Json,
     """In the child: handle the request, then exit."""
     status = 1
     try:
+        # The agent detects the death of the fork server by the end of this connection, so no child may keep it open.
         agent.close()
+        # A keeper waits for its own children. With SIG_IGN, the kernel would drop their exit status.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         directory = str(request["directory"])
         connection = socket.socket(fileno=files[0])
@@ -99,6 +104,7 @@ def _run_child(agent: socket.socket, isolation: Isolation | None, request: Json,
             connection.sendall(encode(_run_task(request, directory, isolation)))
         status = 0
     finally:
+        # Not sys.exit: exit handlers and buffers of the fork server must not run in a child.
         os._exit(status)
 
 

@@ -105,18 +105,24 @@ def _probe_namespaces(start: Isolation, directory: str, mount: Mount) -> _Json:
     if start.namespaces == "user":
         enter_user_namespace(start.uids, start.gids)
     libc.unshare(libc.CLONE_NEWNS | libc.CLONE_NEWIPC | libc.CLONE_NEWUTS)
+    # A slave is enough to keep these mounts from the host. `rootfs.py` needs private mounts, because its plan must stay
+    # correct while the host mounts and unmounts.
     mount(None, "/", None, libc.MS_REC | libc.MS_SLAVE)
     os.makedirs(f"{directory}/root")
     os.chdir(directory)
     found: _Json = {"pid": _probe_proc(mount), "counts": start.namespaces == "user" and _probe_process_count()}
+    # In a user namespace, an overlay cannot write trusted.* attributes. userxattr (Linux 5.11) uses user.* instead.
     user = ",userxattr" if start.namespaces == "user" else ""
     for upper in ("disk", "memory"):
         if upper == "memory":
             os.mkdir("memory")
             mount("tmpfs", "memory", "tmpfs", 0)
         for overlay, lower in (("whole", "/"), ("split", _plain_directory())):
+            # volatile (Linux 5.10) omits all syncs to the upper directory. After a crash of the machine its content is
+            # undefined, but by then the container has ended, and no overlay is mounted over its upper directory again.
             for options in (f",volatile{user}", user):
                 if _succeeds(partial(_probe_overlay, mount, upper, lower, options)):
+                    # Leave the directory before it is removed.
                     os.chdir("/")
                     remove_trees(directory)
                     return found | {"overlay": overlay, "overlay_options": options, "upper": upper}
@@ -135,6 +141,7 @@ def _probe_proc(mount: Mount) -> bool:
     if pid == 0:
         os._exit(0 if _succeeds(lambda: mount("proc", "root", "proc", 0)) else 1)
     worked = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    # The child shared our mount namespace, so its mount is still here.
     if worked:
         libc.unmount("root")
     return worked
@@ -171,6 +178,7 @@ def _probe_overlay(mount: Mount, upper: str, lower: str, options: str) -> None:
         os.makedirs(f"{base}/{name}")
     mount("overlay", "root", "overlay", 0, f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work{options}")
     try:
+        # Write to it, because the kernel silently mounts an overlay read-only if it cannot use the work directory.
         os.mkdir("root/podkeeper-was-here")
     finally:
         libc.unmount("root")

@@ -62,6 +62,7 @@ class NamespaceJail:
         self.pause_pid = 0  # the first process of a PID namespace that the pod shares, a child of this process
         try:
             if isolation.namespaces == "user":
+                # The user namespace comes first: it gives the privilege to create the others, and it owns them.
                 idmap.enter_user_namespace(isolation.uids, isolation.gids)
             if isolation.namespaces != "none":
                 libc.unshare((0 if host_ipc else CLONE_NEWIPC) | (CLONE_NEWUTS if hostname else 0))
@@ -71,6 +72,7 @@ class NamespaceJail:
                     self.pause_pid = _start_pause_process()
             if self._own_shm:
                 os.makedirs(self._own_shm, exist_ok=True)
+                # chmod, because the umask applies to makedirs. 1777 is the usual mode of /dev/shm.
                 os.chmod(self._own_shm, 0o1777)
         except OSError as error:
             raise LaunchError(f"cannot create the pod's namespaces: {error_text(error)}") from error
@@ -96,6 +98,7 @@ class NamespaceJail:
             flags |= CLONE_NEWPID
 
         def set_up() -> None:
+            # Before the change of root, because the fallback is a terminal of the host.
             terminal_setup = _terminal_setup(spec, identity)
             if spec.uts == "own" and spec.hostname:
                 libc.set_hostname(spec.hostname)
@@ -116,6 +119,7 @@ class NamespaceJail:
         kinds |= {"uts": CLONE_NEWUTS} if spec.uts == "own" else {}
         fds: dict[int, int] = {}
         try:
+            # Open all of them before the fork. After the first setns, /proc may be that of another PID namespace.
             for name, kind in kinds.items():
                 fds[kind] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)
             join = "" if self._pid_namespace(spec) == "host" else f"/proc/{pid}/ns/pid"
@@ -165,6 +169,7 @@ class NamespaceJail:
             users, groups = self._isolation.uids[1], self._isolation.gids[1]
             advice = idmap.MORE_HELP if users else idmap.HELP
             _check_ids(spec, lambda user: user <= users, lambda group: group <= groups, advice)
+            # Without mapped groups, setgroups is denied in the user namespace (user_namespaces(7)).
             has_groups = self._isolation.gids != NO_IDS
             most = spec.most_processes if self._isolation.counts else 0
             return Identity(spec.user or 0, spec.group or 0, spec.groups if has_groups else None, allowed, most)
@@ -195,10 +200,14 @@ class NamespaceJail:
             child.exec_program(spec, identity, stdio, set_up, writer)
 
         reader, writer = os.pipe()
+        # Until the child has reset them, it has the keeper's signal handlers and its wakeup socket. A signal to the
+        # child would then be reported to the keeper's loop.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
         try:
             first = libc.clone(0 if join else flags)
             if first == 0:
+                # Otherwise this process itself would be a reader of its pipe, and `_die_with_keeper` would never see
+                # the keeper's death.
                 os.close(reader)
                 _run_child(writer, run if not join else lambda: _fork_sibling(join, flags, writer, run))
         except OSError as error:
@@ -207,15 +216,20 @@ class NamespaceJail:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             os.close(writer)
+        # This blocks the keeper's loop, at most for `start_seconds`. Therefore the agent waits longer before it kills a
+        # silent keeper (`KeeperTimeouts.kill_seconds`).
         report = _read_report(reader, first, self._start_seconds)
         if "timeout" in report:  # SIGKILL does not end a process in uninterruptible sleep; the keeper reaps it later
             raise LaunchError(f"the process did not execute its program within {self._start_seconds:g} s")
         pid = first
         if join:
+            # Does not block for long: the report has ended, so the intermediate process has closed the pipe, which it
+            # does only by exiting.
             os.waitpid(first, 0)
             pid = int(report.get("pid", "0"))
         if "error" in report or not pid:
             if pid:
+                # The same holds here: after its error report, the child only exits.
                 os.waitpid(pid, 0)
             raise LaunchError(report.get("error", "the process was killed before it executed its program"))
         return pid
@@ -234,6 +248,8 @@ def _run_child(writer: int, run: Callable[[], None]) -> NoReturn:
         text = f"cannot set up the container: {error!r}"
     finally:
         with suppress(OSError):
+            # One line, because a report has one line per key. At most PIPE_BUF bytes, because a longer write is not
+            # atomic and could mix with the line of the intermediate process (pipe(7)).
             os.write(writer, f"error {' '.join(text.splitlines())}\n".encode("utf-8", "replace")[:4096])
         os._exit(127)
 
@@ -242,7 +258,9 @@ def _fork_sibling(join: str, flags: int, writer: int, run: Callable[[], None]) -
     """In the intermediate process: fork a sibling into an existing PID namespace."""
     try:
         namespace = os.open(join, os.O_RDONLY)
+        # setns moves only future children into a PID namespace, not this process.
         libc.setns(namespace, CLONE_NEWPID)
+        # The new process must be the keeper's child, because only a parent can wait for the exit status.
         pid = libc.clone(flags | libc.CLONE_PARENT)
     except OSError as error:
         raise LaunchError(f"cannot join the container's PID namespace: {error_text(error)}") from error
@@ -263,6 +281,7 @@ def _read_report(reader: int, pid: int, seconds: float) -> dict[str, str]:
                 return _parse(report)
             report += piece
     parsed = _parse(report)
+    # Neither is reaped yet, so these PIDs cannot belong to other processes.
     for victim in (pid, int(parsed.get("pid", "0"))):
         if victim:
             os.kill(victim, signal.SIGKILL)
@@ -277,6 +296,7 @@ def _parse(report: bytes) -> dict[str, str]:
 def _start_pause_process() -> int:
     """Start the first process of a shared PID namespace. It reaps orphans and ends with the keeper."""
     reader, writer = os.pipe()
+    # As in `_start`.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     try:
         pid = libc.clone(CLONE_NEWPID)
@@ -287,6 +307,7 @@ def _start_pause_process() -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.close(writer)
     with os.fdopen(reader, "rb", 0) as pipe:
+        # The pause process writes one byte when it will die with the keeper. End of file means that it died before.
         if not pipe.read(1):
             os.waitpid(pid, 0)
             raise LaunchError("cannot create the pod's namespaces: the first process of its PID namespace died")

@@ -135,6 +135,7 @@ class Keeper:
     def _create(self, request: Json) -> None:
         if self._shutdown_callbacks is not None:
             raise RequestRefused("the sandbox is being stopped")
+        # A repeated request: the agent may have lost the first answer.
         if request["container"] in self._containers:
             return
         config = {key: value for key, value in request.items() if key not in ("id", "do")}
@@ -204,6 +205,8 @@ class Keeper:
         """
         while True:
             try:
+                # WNOWAIT leaves the process a zombie, which keeps its PID, and so the ID of its session, from being
+                # reused.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -257,6 +260,7 @@ class Keeper:
 
     def _kill_leftovers(self, attempts: int) -> None:
         """Kill the remaining processes of all containers. The keeper is a subreaper, so orphans are its children."""
+        # Without the pause process, which `NamespaceJail.close` ends, and without children that delete files.
         leftovers = set(kill.children(os.getpid())) - {self._jail.pause_pid, *self._child_tasks}
         for pid in leftovers:
             kill.send(pid, signal.SIGKILL)
@@ -270,6 +274,8 @@ class Keeper:
             self._jail.remove_files(container.launch)
 
     def _exit(self, _: int) -> None:
+        # Before the answer. With this file, an agent knows that the keeper has removed the files of the containers
+        # (`KeeperPool._delete`) and that it did not crash.
         write_json(STOPPED_FILE, {})
         self._jail.close()
         for done in self._shutdown_callbacks or ():

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 def send(pid: int, number: int) -> None:
     """Send a signal. Ignore a process that has ended."""
+    # PermissionError: an ordinary user may not signal a program that is setuid.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
@@ -37,9 +38,11 @@ def _members(session: int) -> Iterator[int]:
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
+                # Search the last ")", because the name of a program may contain blanks and parentheses (proc(5)).
                 state, _, _, belongs = file.read().rpartition(b")")[2].split()[:4]
         except (OSError, ValueError):
             continue
+        # Skip zombies: a signal has no effect on them.
         if int(belongs) == session and state not in b"ZX":
             yield int(name)
 

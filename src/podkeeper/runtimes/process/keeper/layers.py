@@ -35,6 +35,7 @@ LOCAL: Final = frozenset(
 NOT_SHOWN: Final = frozenset(
     ("autofs", "nsfs", "overlay", "cgroup", "cgroup2", "proc", "sysfs", "devtmpfs", "devpts", "mqueue")
 )
+# Mounts below these directories are the roots and network namespaces of other containers.
 OTHER_RUNTIMES: Final = (
     "/var/lib/docker", "/var/lib/containerd", "/var/lib/containers", "/var/lib/kubelet", "/var/lib/rancher",
     "/run/docker", "/run/containerd", "/run/containers", "/run/netns", "/run/k3s",
@@ -56,6 +57,7 @@ def whole(table: dict[str, MountPoint], hidden: Collection[str] = ()) -> list[La
     layers = [Layer("/", COPY)]
     for path, mount in table.items():
         if path != "/" and not _is_excluded(path, hidden) and (how := _way(mount)) != EMPTY:
+            # A file can be a mount point, too, but not the lower directory of an overlay.
             layers.append(Layer(path, READ if how == COPY and not os.path.isdir(path) else how))
     return layers
 

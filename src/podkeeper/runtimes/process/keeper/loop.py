@@ -52,6 +52,8 @@ class Loop:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             theirs.setblocking(False)
+            # The handler in C writes to this socket, and Python requires that it does not block. A full buffer loses
+            # nothing, because each callback handles all events of its signal (`Keeper._reap`).
             signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
             self._wakeup = ours, theirs
             self.on_readable(ours.fileno(), self._dispatch_signals)
@@ -74,6 +76,7 @@ class Loop:
     def after(self, seconds: float, callback: Callback) -> Timer:
         """Call back once after some time."""
         timer = Timer(callback)
+        # The sequence number keeps timers of the same time in order, and Timers cannot be compared.
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._sequence), timer))
         return timer
 
@@ -124,5 +127,7 @@ class Loop:
             callback()
         except Exception:
             self._on_error()
+            # Unregister the file, because a callback that always fails would run in a busy loop. Keep the wakeup
+            # socket: without it, no exit would be noticed any more.
             if file >= 0 and not (self._wakeup and file == self._wakeup[0].fileno()):
                 self.unregister(file)

@@ -35,16 +35,23 @@ from podkeeper.runtimes.process.keeper.plain_jail import PlainJail
 from podkeeper.runtimes.process.keeper.protocol import encode
 
 _TRACEBACK_FILE: Final = "keeper.log"
+# A bug that repeats must not fill the disk.
 _MAX_TRACEBACK_BYTES: Final = 2**20
+# SIGPIPE and SIGXFSZ: a client that disconnects, or a log at the file size limit, is an error of one write and must not
+# end the keeper.
 IGNORED_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def run_keeper(directory: str, agent: socket.socket, lock: int, isolation: Isolation | None) -> None:
     """Serve a sandbox until an agent requests the shutdown. `lock` stays open. `isolation` None: no isolation."""
+    # Not in the agent's session: a Ctrl-C or a closed terminal there must not reach the keeper.
     os.setsid()
+    # All paths of a keeper are relative. The path of a Unix socket may have at most 107 bytes, and the directory may be
+    # longer.
     os.chdir(directory)
     for number in IGNORED_SIGNALS:
         signal.signal(number, ignore_signal)
+    # Orphans of containers become children of the keeper, so `Keeper._kill_leftovers` finds and kills them.
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     try:
         _serve(agent, isolation)
@@ -65,7 +72,10 @@ def _serve(agent: socket.socket, isolation: Isolation | None) -> None:
     jail = _jail(config, isolation)
     keeper = Keeper(loop, jail, listener, config.get("log_directory", ""))
     pid = os.getpid()
+    # The start ticks tell this keeper from a later process with the same PID.
     started: Json = {"pid": pid, "ticks": start_ticks(pid), "boot_id": boot_id(), "started_at": time.time_ns()}
+    # After the jail, because this file marks a keeper that became ready: `KeeperPool._adopt` deletes sandboxes without
+    # it. Before the ready message, because the agent then relies on this PID to kill the keeper.
     write_json(KEEPER_FILE, started)
     keeper.add_connection(agent).send({"event": "ready", "keeper": started})
     loop.run()

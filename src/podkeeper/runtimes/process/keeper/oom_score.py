@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+# As the pause containers of the kubelet (PodInfraOOMAdj): below every container, whose lowest score is -997, and above
+# the kubelet's own -999.
 KEEPER_OOM_SCORE: Final = -998
 _FILE: Final = "/proc/self/oom_score_adj"
 

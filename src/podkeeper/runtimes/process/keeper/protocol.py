@@ -60,6 +60,7 @@ class MessageBuffer:
         for level, kind, files in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 numbers = array.array("i")
+                # The kernel may cut the list if it does not fit, in the middle of a number.
                 numbers.frombytes(files[: len(files) - len(files) % numbers.itemsize])
                 self._files.extend(numbers)
         if not data:

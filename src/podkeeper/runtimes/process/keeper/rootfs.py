@@ -7,9 +7,6 @@ namespace. No mount is ever visible on the host.
 
     upper-<n>, work-<n>    in the container's directory: the container's changes, by layer (`layers.py`)
     root                   in a small tmpfs that covers that directory meanwhile: the new root
-
-The sources of volumes are opened before the root changes and mounted afterwards. So every target, with its symbolic
-links, is resolved inside the container's own tree.
 """
 
 import contextlib
@@ -45,6 +42,7 @@ DEVICE_LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
+# As in containerd's default specification.
 SHM_OPTIONS = "mode=1777,size=65536k"
 # Mount flags that an ordinary user may not remove, by their names in statvfs.
 _STICKY = {os.ST_RDONLY: MS_RDONLY, os.ST_NOSUID: MS_NOSUID, os.ST_NODEV: MS_NODEV, os.ST_NOEXEC: MS_NOEXEC,
@@ -78,6 +76,7 @@ def _plan(spec: Launch, isolation: Isolation) -> RootfsPlan:
         return RootfsPlan(table, whole(table, spec.hidden))
     if isolation.overlay == "split":
         return RootfsPlan(table, split(table, spec.hidden))
+    # Create /var again, too: without overlays, /var/tmp is one of the few writable directories (`layers.SCRATCH`).
     cuts = {"/var"}.union(*(_ancestors(bind.target) for bind in spec.binds))
     return RootfsPlan(table, split(table, spec.hidden, overlay=False, cuts=cuts))
 
@@ -85,18 +84,25 @@ def _plan(spec: Launch, isolation: Isolation) -> RootfsPlan:
 def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> None:
     """Build the container's tree and make it the root of this process."""
     directory = os.path.abspath(spec.directory)
+    # Stay in the directory itself: the relative paths of the upper and work directories lead there, although a tmpfs
+    # covers it below.
     os.chdir(directory)
+    # Outer targets first, so that no volume covers one that is mounted below it.
     volumes = [(bind, _open_source(bind)) for bind in sorted(spec.binds, key=lambda bind: bind.target.count("/"))]
     # From here on, mounts on the host do not propagate into this namespace. So the plan below stays correct. Otherwise
     # a new mount in a directory would make the kernel reject an ordinary user's overlay over that directory.
     libc.mount(None, "/", None, MS_REC | MS_PRIVATE)
     plan = _plan(spec, isolation)
+    # Mount points in a tmpfs leave nothing on disk. They end with this mount namespace, even if the container is
+    # killed.
     libc.mount("tmpfs", directory, "tmpfs", MS_NODEV | MS_NOSUID, "mode=755")
+    # The file system of the directory cannot hold an upper directory, so use the tmpfs that covers it.
     if isolation.upper == "memory":
         os.chdir(directory)
     os.mkdir(f"{directory}/root")
     os.mkdir(f"{directory}/empty")
     mounted = _mount_layers(f"{directory}/root", spec, isolation, plan, volumes)
+    # Open now what is needed after pivot_root: no path of the new root leads to it.
     empty = os.open(f"{directory}/empty", os.O_PATH)
     old = os.open("/", os.O_PATH | os.O_DIRECTORY)
     os.chdir(f"{directory}/root")
@@ -104,6 +110,7 @@ def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> No
         libc.mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     else:
         _bind("/proc", "proc")
+    # Bind, because only the owner of a network namespace may mount a new sysfs, and the network is the host's.
     _bind("/sys", "sys")
     if not spec.privileged:
         _make_read_only("sys", plan.table)
@@ -116,16 +123,24 @@ def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> No
             _make_read_only(path)
     for bind, source in volumes:
         _mount_volume(bind, source)
+    # Create a missing working directory, as runc does. After pivot_root, its path resolves inside the container.
     if spec.cwd and not os.path.isdir(spec.cwd):
         _try(os.makedirs, spec.cwd)
     if not spec.privileged:
+        # After the volumes, so that no volume uncovers a masked path.
         _mask(spec, empty)
+    # The old root lies on top of the new one at "/" (pivot_root(2)), so only its descriptor leads to it. It is
+    # unmounted this late because the kernel binds only from mounts of this namespace, and the sources of the volumes
+    # are below it.
     os.fchdir(old)
     libc.unmount(".")
     os.chdir("/")
+    # Last, because the mount points above were created in these layers. Only overlays and the root are made read-only:
+    # layers of other kinds are read-only already, or are directories and links in the root.
     if spec.read_only_root:
         covered = {os.path.realpath(bind.target) for bind in spec.binds}
         for layer in mounted:
+            # The path now shows a volume, which stays writable.
             hidden = any(mounts.is_below(layer.path, path) for path in covered)
             if (layer.how == COPY or layer.path == "/") and not hidden:
                 _make_read_only(layer.path)
@@ -133,6 +148,7 @@ def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> No
 
 def mount_console(terminal: str) -> None:
     """Mount the terminal of a container's first process as /dev/console."""
+    # As runc: with a terminal, /dev/console is the terminal of the first process.
     _make_mount_point("/dev/console", False)
     libc.mount(terminal, "/dev/console", None, MS_BIND)
 
@@ -152,6 +168,7 @@ def _mount_layers(
     layers, mounted = plan.layers, []
     is_split = layers[0].how == EMPTY
     if is_split:
+        # This tmpfs holds the directories that `layers.split` creates again.
         libc.mount("tmpfs", root, "tmpfs", MS_NODEV | MS_NOSUID, "mode=755")
     mount_points = [] if isolation.overlay == "whole" else _mount_points(volumes, layers)
     for number, layer in enumerate(layers):
@@ -189,6 +206,7 @@ def _prepare_overlay(number: int, lower: str, isolation: Isolation, mount_points
     about = os.stat(lower)
     os.mkdir(f"work-{number}")
     os.mkdir(upper)
+    # The container sees the mode and owner of the upper directory. /tmp, for example, must stay 1777.
     os.chmod(upper, stat.S_IMODE(about.st_mode))
     # Without root, the directory keeps the user as owner, so that containers can create files, for example in /etc.
     if isolation.namespaces == "full":
@@ -228,6 +246,7 @@ def _mount_points(volumes: list[tuple[Bind, int]], layers: list[Layer]) -> list[
 
 def _make_dev(spec: Launch, shm: str) -> None:
     """Create the container's own small /dev. A privileged container gets every device of the host."""
+    # Without MS_NODEV, because it holds the device nodes. Size and mode are those of containerd.
     libc.mount("tmpfs", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=65536k")
     for name in _host_devices() if spec.privileged else DEVICES:
         _make_device(name)
@@ -249,6 +268,7 @@ def _make_dev(spec: Launch, shm: str) -> None:
 
 def _mount_terminals() -> None:
     """Mount the container's own /dev/pts. If the kernel refuses it, the host's terminals are used (`terminal`)."""
+    # The options of containerd. Group 5 is tty.
     base = "newinstance,ptmxmode=0666,mode=0620"
     for options in (f"{base},gid=5", base):  # an ordinary user may not have group 5
         with contextlib.suppress(OSError):
@@ -263,7 +283,9 @@ def _make_device(name: str) -> None:
         about = os.stat(source)
         if name not in DEVICES:
             os.makedirs(os.path.dirname(target), exist_ok=True)
+        # Not permitted in a user namespace, even for its root.
         os.mknod(target, stat.S_IFMT(about.st_mode) | 0o600, about.st_rdev)
+        # chmod, because the umask applies to mknod.
         os.chmod(target, 0o666 if name in DEVICES else stat.S_IMODE(about.st_mode))
         return
     except PermissionError:
@@ -278,6 +300,7 @@ def _host_devices() -> list[str]:
     found = list(DEVICES)
     for top, directories, files in os.walk("/dev"):
         if top == "/dev":
+            # The container has its own (`_make_dev`).
             directories[:] = [name for name in directories if name not in ("pts", "shm", "mqueue", "fd")]
         for name in files:
             path = os.path.relpath(f"{top}/{name}", "/dev")
@@ -294,6 +317,8 @@ def _open_source(bind: Bind) -> int:
         if not bind.propagation:
             return source
         try:
+            # Copy the mount before `enter` makes all mounts private: only a copy made now stays in the host's peer
+            # group. A bind from the open file, made later, would receive and send no mounts.
             return libc.open_tree(f"/proc/self/fd/{source}")
         finally:
             os.close(source)
@@ -310,14 +335,18 @@ def _source_path(bind: Bind) -> str:
 def _mount_volume(bind: Bind, source: int) -> None:
     """Mount a volume at its target."""
     try:
+        # The source was opened before the change of root, the target is resolved after it. So every target, with its
+        # symbolic links, is in the container's own tree (compare CVE-2021-30465 in runc).
         if not os.path.exists(bind.target):
             _make_mount_point(os.path.realpath(bind.target), _is_directory(source))
         if bind.propagation:
             libc.attach_tree(source, bind.target)
         else:
             _bind(f"/proc/self/fd/{source}", bind.target)
+        # A slave receives mounts of its peer group and sends none.
         if bind.propagation == "HostToContainer":
             libc.mount(None, bind.target, None, MS_REC | MS_SLAVE)
+        # A second step, because mount(2) ignores MS_RDONLY when it creates a bind mount.
         if bind.read_only:
             _make_read_only(bind.target, recursive=bind.recursive_read_only)
     except OSError as error:
@@ -330,6 +359,7 @@ def _mask(spec: Launch, empty: int) -> None:
     """Hide the masked paths, and make the kernel's settings read-only."""
     for path in spec.read_only_paths:
         if os.path.exists(path):
+            # Only a mount can be made read-only, so make the path one.
             _bind(path, path)
             _make_read_only(path)
     for path in spec.masked:
@@ -337,6 +367,7 @@ def _mask(spec: Launch, empty: int) -> None:
             _bind(f"/proc/self/fd/{empty}", path)
             _make_read_only(path)
         elif os.path.exists(path):
+            # As runc masks files.
             _bind("/dev/null", path)
 
 

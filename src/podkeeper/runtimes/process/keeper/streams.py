@@ -17,12 +17,15 @@ from typing import Final
 from podkeeper.linux.container_log import ContainerLog
 from podkeeper.runtimes.process.keeper.loop import Loop, Timer
 
+# The default capacity of a pipe (pipe(7)), so one read empties it.
 CHUNK_BYTES: Final = 65536
+# Log rotation inspects a log at most once a second. This limit bounds the disk that a flood uses in between.
 RATE_BYTES: Final = 64 * 2**20
 """The maximum long-term growth of a container's log per second."""
 BURST_BYTES: Final = 64 * 2**20
 STALL_SECONDS: Final = 10.0
 """How long an attached reader may block a container."""
+# A limit, because a process that the container left behind may write forever.
 _LAST_BYTES: Final = 2**20  # read at most this much from a pipe after its writers have ended
 
 
@@ -69,6 +72,7 @@ class AttachedReader:
             return
         was_full = self.full
         self._pending += data
+        # Otherwise `_flush` is registered already and keeps the order.
         if not was_full:
             self._flush()
 

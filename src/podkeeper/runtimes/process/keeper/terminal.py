@@ -19,6 +19,7 @@ from podkeeper.linux import libc
 from podkeeper.runtimes.process.keeper.protocol import send_with_files
 
 MULTIPLEXER: Final = "/dev/ptmx"
+# The kernel's number of /dev/ptmx.
 _DEVICE: Final = os.makedev(5, 2)
 
 
@@ -55,6 +56,7 @@ class TerminalSetup:
             os.fchown(terminal, self._owner, -1)  # otherwise another user could not open /dev/stdout
         for target in (0, 1, 2):
             os.dup2(terminal, target)
+        # Works only for a session leader without a controlling terminal, which setsid has made this process.
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         return name
 
@@ -64,6 +66,8 @@ def _open_terminal() -> tuple[int, int]:
     about = os.stat(MULTIPLEXER)
     if not stat.S_ISCHR(about.st_mode) or about.st_rdev != _DEVICE:  # a container may have replaced it
         raise FileNotFoundError(2, "not a pseudo-terminal multiplexer", MULTIPLEXER)
+    # O_NOCTTY: TIOCSCTTY in `attach` sets the controlling terminal, no open does it by accident. O_NONBLOCK belongs to
+    # the open file, so it also holds for the event loop that receives the master.
     master = os.open(MULTIPLEXER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     libc.unlock_terminal(master)
     return master, os.open(libc.terminal_name(master), os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)

@@ -22,4 +22,5 @@ def set_group(directory: str, group: int, isolation: Isolation | None) -> None:
     for _, _, names, here in os.fwalk(directory):
         os.chown(here, -1, group)
         for name in names:
+            # A container writes to this directory: a link in it must not redirect the change.
             os.chown(name, -1, group, dir_fd=here, follow_symlinks=False)
