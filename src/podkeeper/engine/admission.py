@@ -56,9 +56,12 @@ class Admission:
         """
         own = self._admitted.get(uid_of(pod))
         if own is not None:
+            # The pod must fit beside the others, not beside its own earlier version.
             self._usage.remove(own.share)
         try:
             decision = self._decide(pod)
+            # Finished pods are removed from the sums only before a rejection, because this takes time for each pod of
+            # the node.
             if decision is not None and self._remove_finished(except_for=uid_of(pod)):
                 decision = self._decide(pod)
         finally:

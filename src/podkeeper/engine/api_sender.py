@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 CONCURRENCY = 16
+# A hung call must not block the others. The kubelet sends one after the other, so one slow call delays all.
 LEASE_SECONDS = 5.0
 WARNINGS_IN_A_ROW = 16
 """After this many failures in a row, log at debug level. The API is unavailable, and warnings would fill the log."""
@@ -61,6 +62,7 @@ class ApiSender(Generic[K]):
         """Return after one call for each of these keys. Works with or without a concurrent `run`."""
         async with asyncio.TaskGroup() as group:
             for key in keys:
+                # `run` may send the same keys concurrently. Each of its results wakes this loop, too.
                 while self._outbox.is_pending(key):
                     await self._step(group, send)
 
@@ -68,6 +70,7 @@ class ApiSender(Generic[K]):
         while (key := self._outbox.start()) is not None:
             group.create_task(self._send_once(key, send))
         await self._wake.wait()
+        # Clear after the wait and before the next look into the outbox, so that an offer in between is not lost.
         self._wake.clear()
 
     async def _send_once(self, key: K, send: Callable[[K], Awaitable[None]]) -> None:
@@ -87,6 +90,7 @@ class ApiSender(Generic[K]):
         except Exception:
             log.exception("unexpected error while sending %s %s, will retry", self._what, key)
         finally:
+            # First, so that a late timer does not release the slot of the next call.
             lease.cancel()
             delay_seconds = self._outbox.done(key, failed=failed, fraction=self._clock.fraction())
             if delay_seconds is not None:

@@ -46,6 +46,8 @@ class DurableBackoff:
         None: it may start after `settle`, and its next restart waits longer.
         """
         now = steady(self._clock.monotonic())
+        # The table uses only monotonic time. After the wall clock was set back, a container would otherwise wait for
+        # hours.
         wall_ahead = self._clock.now() - now
         held = self._table.begin_restart(pod, container, record, now, curve, wall_ahead)
         self._write_changes()

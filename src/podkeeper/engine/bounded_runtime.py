@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Containers that another client removes are never reported here, so their names would accumulate without a limit.
 _MAX_NAMES = 32_768  # above this number, the oldest entries are dropped, and logs show the plain id
 
 
@@ -46,15 +47,20 @@ _MAX_NAMES = 32_768  # above this number, the oldest entries are dropped, and lo
 class CallLimits:
     """The number of concurrent calls and the duration of each."""
 
+    # Of 4, 6 and 8 concurrent starts on containerd, 8 was best in every measurement (docs/performance.md).
     start_slots: int = 8
     stop_slots: int = 16
+    # The kubelet pulls one image at a time by default. maxParallelImagePulls replaces this number.
     pull_slots: int = 4
     lease_seconds: float = 10.0  # after this time a call releases its slot and counts as slow
     stop_lease_seconds: float = 0.1  # waiting for a container to exit costs nothing, so only the signals are spread
     # So one slow registry does not block the others. Longer if maxParallelImagePulls is set.
     pull_lease_seconds: float = 60.0
     pull_slow_seconds: float = 60.0
+    # The default of the kubelet's runtimeRequestTimeout.
     call_seconds: float = 120.0  # the deadline; stops add their grace period, commands their timeout
+    # Shorter than the deadline of the CRI client (PULL_SECONDS in runtimes/cri/calls.py). So the waiting pod gets its
+    # error after 30 min, and the runtime may still complete the pull during the next 30 min.
     pull_seconds: float = 1800.0
     ticket_seconds: float = 10.0  # a pod without calls for this long queues behind the others again
 
@@ -188,6 +194,8 @@ class BoundedRuntime:
         lease, deadline, stops = limits.lease_seconds, limits.call_seconds, lane(limits.stop_slots)
         self._reading = _ReadPolicy(lease, deadline)
         self._starting = _ChangePolicy(lease, deadline, lane(limits.start_slots), lease)
+        # Removals share the slots of stops but keep them longer: removing files is work for the runtime, waiting is
+        # not.
         self._removing = _ChangePolicy(lease, deadline, stops, lease)
         self._stopping = _ChangePolicy(lease, deadline, stops, limits.stop_lease_seconds)
         self._pulling = _ChangePolicy(
@@ -210,6 +218,7 @@ class BoundedRuntime:
                     self._group = None
         finally:
             # A task that is cancelled before its first step never reaches `_ended` itself.
+            # Every caller waits for `over`, so each call must end here. Otherwise a cancelled sync would wait forever.
             for call in tuple(self._calls):
                 if isinstance(call, _ChangeInFlight):
                     self._ended(call)
@@ -238,6 +247,7 @@ class BoundedRuntime:
     async def remove_sandbox(self, sandbox_id: str) -> None:
         pod = self._pods.name_of(sandbox_id)
         await self._change("remove_podsandbox", pod, self._removing, self._runtime.remove_sandbox, sandbox_id)
+        # Only after the removal, so that a failed removal and its retries are still logged with the name of the pod.
         self._pods.remove(sandbox_id)
 
     async def create_container(self, sandbox_id: str, config: ContainerConfig) -> str:
@@ -338,11 +348,13 @@ class BoundedRuntime:
         *args: P.args,
         **named: P.kwargs,
     ) -> T:
+        # A sync may begin before `run` has created its task group.
         await self._opened.wait()
         lane, holder = policy.lane, object()
         ticket = lane.tickets.draw(subject)
         await lane.slots.acquire(holder, ticket, policy.lease_seconds)
         lane.tickets.renew(subject, ticket)  # the ticket must not expire while the pod waits for a slot
+        # `run` may have ended while this call waited for a slot.
         if self._group is None:
             lane.slots.give_back(holder)
             raise RuntimeUnavailable(f"cannot begin {operation} for {subject}: the agent is stopping")
@@ -356,6 +368,7 @@ class BoundedRuntime:
         loop = asyncio.get_running_loop()
         # The error of a call that never ends because the agent stops.
         abandoned = RuntimeUnavailable(f"the result of {operation} for {subject} is unknown: the call was abandoned")
+        # A future of its own instead of the task: it is also set at the deadline, while the task continues.
         over, now = loop.create_future(), self._clock.monotonic()
         change = _ChangeInFlight(operation, subject, policy, now, holder, ticket, over, abandoned)
         change.timers = (
@@ -401,6 +414,7 @@ class BoundedRuntime:
 async def _outcome(change: _ChangeInFlight) -> object:
     """Wait until a change is over, even if cancelled. Then raise the cancellation or error, or return the result."""
     interrupted: asyncio.CancelledError | None = None
+    # A second cancellation may arrive during the wait. It must not end the wait either, so this is a loop.
     while not change.over.done():
         try:
             await asyncio.shield(change.over)

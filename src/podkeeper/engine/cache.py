@@ -32,6 +32,8 @@ class IncreasingClock:
         self._last = _NEVER
 
     def __call__(self) -> float:
+        # Two calls may get the same reading of the clock. Then neither would be newer, and a reader could accept an old
+        # record.
         self._last = max(self._clock.monotonic(), nextafter(self._last, inf))
         return self._last
 
@@ -86,6 +88,7 @@ class PodCache:
         if entry is None:
             return None if self._all_seen_at == _NEVER else PodRecord(uid=uid)
         known_at = self._known_at(uid)
+        # A pod whose only inspection failed, or that a listing showed as changed. Its containers are not known.
         if known_at == _NEVER or (uid in self._held and known_at <= self._all_seen_at):
             return None
         return entry.record
@@ -124,6 +127,7 @@ class PodCache:
 
     def all_seen(self, at: float, but: Collection[PodUID] = ()) -> None:
         """Store that a listing that began at `at` confirms all entries except `but`, which need an inspection."""
+        # Freeze the age of these entries before `_all_seen_at` moves on, because this listing does not confirm them.
         for uid in but:
             entry = self._entries.get(uid) or _CachedPod(PodRecord(uid=uid), _NEVER, _NEVER)
             self._entries[uid] = replace(entry, at=self._seen_at(uid), known_at=self._known_at(uid))
@@ -137,6 +141,7 @@ class PodCache:
 
     def _put(self, uid: PodUID, entry: _CachedPod) -> bool:
         known = self._entries.get(uid)
+        # Inspections overlap, and a slow one may end after a later one.
         if known is not None and entry.at <= known.at:
             return False
         self._entries[uid] = entry

@@ -18,6 +18,8 @@ from podkeeper.ports.journal import Journal
 
 log = logging.getLogger(__name__)
 
+# Then continue without durability, so that a disk that hangs stops no start and no status (decision 11). The cost:
+# after a crash at this moment, the next agent may restart a container too early or publish an older status.
 SYNC_TIMEOUT_SECONDS = 1.0
 
 
@@ -69,6 +71,7 @@ class Checkpoints:
     async def settle(self, key: str | None = None) -> None:
         """Return when a value is durable, or after a timeout. None: all writes so far."""
         mark = self._written if key is None else self._marks.get(key, 0)
+        # In a loop, because a sync in progress may have begun before this write and then does not cover it.
         while self._settled < mark:
             if self._syncing:
                 await self._synced.wait()
@@ -81,12 +84,14 @@ class Checkpoints:
 
     async def try_again(self) -> None:
         """Sync the journal if an earlier sync failed or took too long."""
+        # `_settled` is also true after a failed sync, so compare with `_durable`.
         if self._durable < self._written and not self._syncing:
             await self._sync()
 
     async def _sync(self) -> None:
         if self._journal is None:
             return
+        # Before the sync: writes that arrive during it are not covered by it.
         written = self._written
         self._syncing = True
         try:
@@ -101,6 +106,8 @@ class Checkpoints:
             log.exception("unexpected error while syncing checkpoints %s, will retry", self._prefix)
         finally:
             self._syncing = False
+            # Set and clear in one step: it wakes the waiting callers and never lets a later caller pass.
             self._synced.set()
             self._synced.clear()
+        # Also after a failure, because `settle` only waits once. `try_again` makes the values durable later.
         self._settled = written

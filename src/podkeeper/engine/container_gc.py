@@ -22,6 +22,7 @@ from podkeeper.rules.relist import current_containers_first
 
 log = logging.getLogger(__name__)
 
+# The kubelet's ContainerGCPeriod.
 PERIOD_SECONDS: Final = 60.0
 GC_FAILED: Final = "ContainerGCFailed"
 

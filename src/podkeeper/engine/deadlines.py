@@ -23,6 +23,7 @@ from podkeeper.rules.static.mirror import full_name
 
 log = logging.getLogger(__name__)
 
+# The kubelet checks deadlines with its sync tick, every second.
 REPEAT_SECONDS = 1.0  # how often a pod past its deadline is reported until its termination begins
 LONGEST_WAIT_SECONDS = 60.0  # the wall clock may jump
 RECHECK_UNSTARTED = timedelta(seconds=5)
@@ -62,6 +63,8 @@ class ActiveDeadlines:
         for uid in due_uids:
             pod = self._pods[uid]
             if self._is_terminating(uid):
+                # Seed 258: such a pod was synced every second until its cleanup succeeded. Its failed cleanup now has
+                # its own backoff.
                 self._schedule(pod, uid, now + RECHECK_TERMINATING)
                 continue
             due = self._due(pod, uid)

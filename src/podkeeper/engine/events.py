@@ -133,6 +133,7 @@ class EventRecorder:
         return None if found is None else reference_to(found, event.container_path)
 
     def _store(self, uid: str, event: PodEvent, now: datetime) -> None:
+        # Stored first, also for a node without an API.
         stored = self._stored.setdefault(uid, OrderedDict())
         before = stored.pop(event, None)
         if before is None:
@@ -175,9 +176,11 @@ class EventRecorder:
         try:
             await _write_event(self._api, write)
         except ApiUnavailable:
+            # Raised, so that the sender retries it. The kubelet drops an event after 12 attempts.
             raise
         except ApiError as error:
             log.warning("the API rejected event %s/%s, dropping it: %s", *key, error)
+        # The event may have occurred again during the call.
         if (newer := self._pending[key]) is write:
             del self._pending[key]
         else:

@@ -22,6 +22,7 @@ from podkeeper.rules.static.mirror import full_name
 
 log = logging.getLogger(__name__)
 
+# The kubelet's immediateEvictionGracePeriodSeconds.
 GRACE_SECONDS = 1
 EMPTY_DIR_SIGNAL = "emptydirfs.limit"
 
@@ -56,6 +57,7 @@ class EvictionManager:
             self._spare(pod, uid, message)
             return
         self._record(PodEvent(EventType.WARNING, "Evicted", message, uid), pod)
+        # Before the task begins. Otherwise a pod with two volumes that are too large was killed twice, with two events.
         self._evicting.add(uid)
         self._spawn(self._kill(pod, message)).add_done_callback(lambda _: self._evicting.discard(uid))
 

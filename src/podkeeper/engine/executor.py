@@ -43,6 +43,8 @@ from podkeeper.rules.status.containers import StartFailure
 
 log = logging.getLogger(__name__)
 
+# The kubelet's reasonCache has a limit as well (1000 containers). The pod whose entry is dropped shows its containers
+# as ContainerCreating until the next failed start.
 MAX_PODS_WITH_FAILURES: Final = 20_000
 
 _NONE: Final[Mapping[str, StartFailure]] = {}
@@ -109,6 +111,8 @@ class PlanExecutor:
 
         `on_sandbox` is called after a sandbox was created, with a record that shows it, before any image is pulled.
         """
+        # A failed stop prevents all starts, because the old container may still run and two containers of one name must
+        # never run at once. A failed start has no such effect on the other containers.
         errors = await self._stop(pod, record, actions)
         raise_all(f"cannot stop or remove containers of pod {format_pod(pod)}", errors)
         if actions.kill_pod and not actions.create_sandbox:
@@ -117,6 +121,7 @@ class PlanExecutor:
             return
         place = SandboxContext(
             sandbox_id=actions.sandbox_id,
+            # A pod with host network has no address of its own in the runtime.
             pod_ips=record.ips or (self._host_ips() if pod.spec.host_network else ()),
             volumes=mounts,
             pull_secrets=pull_secrets,
@@ -182,13 +187,18 @@ class PlanExecutor:
             # as progress, and that init container and those before it do not run again.
             return await self._remove(Garbage(all_init_containers(pod, record)), pod.metadata.uid or "")
         errors = await self._stopper.kill_containers(pod, record, actions.containers_to_kill)
+        # Not after a failed stop: the container to remove may still run.
         errors = errors or await self._reset(pod, record, actions)
         if not errors:
+            # Errors are ignored on purpose: an old attempt does no harm in the same sandbox, and the next sync tries
+            # again.
             await self._remove(Garbage(old_init_containers(pod, record)), pod.metadata.uid or "")
         return errors
 
     async def _reset(self, pod: Pod, record: PodRecord, actions: PodActions) -> tuple[TryLater, ...]:
         """Remove the containers that start over, in the plan's order. Running ones have no grace period."""
+        # The container whose exit requested the restart is removed last. After a crash in between, its exit still
+        # requests the restart of the others.
         for reset in actions.containers_to_reset:
             if reset.kill_first:
                 kill = ContainerToKill(reset.id, reset.name, "killing", KillReason.RESTART_ALL_CONTAINERS)
@@ -233,6 +243,7 @@ class PlanExecutor:
                 hostname=hostname_of(pod, self._cluster_domain),
                 log_directory=pod_log_directory(self._log_root, pod),
                 cgroup_parent=cgroup_parent,
+                # Read for each new sandbox, because the resolv.conf of the node may have changed.
                 dns=await self._dns(pod),
             )
             sandbox_id = await self._runtime.run_sandbox(config)
@@ -243,6 +254,8 @@ class PlanExecutor:
             raise
         log.info("created sandbox %s of pod %s, attempt %s", sandbox_id, format_pod(pod), attempt)
         try:
+            # Ask the runtime and not the cache: the addresses of the new sandbox are needed now, for variables and
+            # hooks.
             seen = await self._runtime.pod_record(PodUID(pod.metadata.uid or ""))
         except TryLater as error:
             text = f"Unable to get pod sandbox status: {error}"
@@ -250,6 +263,7 @@ class PlanExecutor:
             raise
         if on_sandbox is not None:
             on_sandbox(pod, seen)
+        # Of this sandbox only. The record may still have an older sandbox with other addresses.
         pod_ips = place.pod_ips if pod.spec.host_network else _addresses(seen, sandbox_id)
         return SandboxContext(
             sandbox_id=sandbox_id, pod_ips=pod_ips, volumes=place.volumes, pull_secrets=place.pull_secrets
@@ -271,6 +285,7 @@ class PlanExecutor:
         spec = pod.spec
         errors: list[TryLater] = []
         for kind, containers in (
+            # The kubelet's order: a debugger must start even if an init container fails.
             ("ephemeral_container", _chosen(spec.ephemeral_containers, actions.ephemeral_containers_to_start)),
             ("init_container", _chosen(spec.init_containers, actions.init_containers_to_start)),
             ("container", _chosen(spec.containers, actions.containers_to_start)),
@@ -285,6 +300,7 @@ class PlanExecutor:
                     continue
                 self._observer.container_start_failed(kind, not_started.failure.reason)
                 errors.append(not_started.error(container.name))
+                # The next init container must not run before this one has succeeded. A sidecar only needs to be tried.
                 if kind == "init_container" and isinstance(container, Container) and not is_sidecar(container):
                     return tuple(errors)
         return tuple(errors)
@@ -295,6 +311,7 @@ class PlanExecutor:
         if not_started is not None:
             if before.get(name) != not_started.failure:
                 self._failures[uid] = {**before, name: not_started.failure}
+            # The least recently failed pod is dropped first.
             self._failures.move_to_end(uid)
             if len(self._failures) > self._max_pods_with_failures:
                 self._failures.popitem(last=False)

@@ -118,6 +118,7 @@ class SyncHandlers:
                     yield _isolated(f"handle {update.op} of", full_name(pod), partial(handle, pod, at))
                 else:
                     log.error("ignored %s of pod %s from source %s: no UID", update.op, full_name(pod), update.source)
+        # After the last pod: until then, housekeeping would treat the remaining pods of this source as orphaned.
         self._handled.add(update.source)
 
     def lifecycle(self, event: LifecycleEvent) -> None:
@@ -125,6 +126,7 @@ class SyncHandlers:
         if answer.sync:
             self.sync(event.uid)
         if answer.collect_dead_containers and event.data:
+            # The kubelet's rule. The deletor checks in addition that the exit codes are stored.
             everything = self._workers.should_pod_content_be_removed(event.uid)
             collect = partial(self._collect_dead, event.uid, event.data, everything)
             _isolated("remove dead containers of", event.uid, collect)
@@ -158,7 +160,9 @@ class SyncHandlers:
         if not couple.was_mirror:
             self._deadlines.follow(pod)
         elif couple.pod is not None:
+            # Send the status at once instead of with the next batch (k/k 137309).
             self._status.mirror_changed(uid_of(couple.pod))
+        # The kubelet keeps the rejection of a static pod until its own restart, although there may be room now.
         never_ran = not couple.was_mirror and self._clear_rejection(pod)
         match self._addition(couple, at, never_ran=never_ran):
             case dispatch.AdmissionNeeded(update=update):
@@ -178,6 +182,7 @@ class SyncHandlers:
         self._deliver(dispatch.on_update(self._pods.couple(pod), at))
 
     def _remove(self, pod: Pod, at: float) -> None:
+        # First the manager, so that the decision below does not find the removed mirror pod of a static pod any more.
         self._pods.remove(pod)
         if not is_mirror_pod(pod):
             self._admission.forget(uid_of(pod))
@@ -232,6 +237,7 @@ class SyncHandlers:
 
     def _admit(self, pod: Pod, update: Update) -> bool:
         uid = uid_of(pod)
+        # A second ADD of a held pod must not preempt a second time.
         if uid in self._preemption.held():
             return False
         decision = self._admission.admit(pod)
@@ -254,6 +260,7 @@ class SyncHandlers:
         log.info("pod %s (%s) rejected: %s: %s", full_name(pod), pod.metadata.uid, reason, message)
         self._admission.forget(uid_of(pod))
         rejection = dispatch.rejection(pod, reason, message)
+        # As in the kubelet, the rejection is the status Failed. The pod gets no worker.
         self._status.set_pod_status(pod, rejection.status)
         self._record(rejection.event, pod)
         self._note(uid_of(pod), PodRejected(reason, message))

@@ -80,6 +80,8 @@ class HookRunner:
         except BadInput as error:
             return http_error_message(pod, container, path, str(error))
         end = await self._prober.http(request, timeout_seconds)
+        # As in the kubelet: its older releases ignored the scheme HTTPS of a hook, so such hooks exist for plain HTTP
+        # servers.
         plain = http_fallback_request(request, end)
         if plain is not None:
             end = await self._prober.http(plain, timeout_seconds)

@@ -35,6 +35,7 @@ from podkeeper.rules.images.pull import joined_messages
 
 log = logging.getLogger(__name__)
 
+# The kubelet's ImageGCPeriod.
 PERIOD_SECONDS: Final = 300.0
 
 GC_FAILED: Final = "ImageGCFailed"
@@ -104,6 +105,7 @@ class ImageGCManager:
             await self.collect()
             return True
         except TryLater as error:
+            # The kubelet also records only repeated failures, because the runtime may just be starting.
             if failed_before:
                 log.error("image GC failed again: %s", error)
                 self._record(PodEvent(EventType.WARNING, GC_FAILED, str(error)))
@@ -139,6 +141,7 @@ class ImageGCManager:
 
     async def _detect_images(self) -> tuple[float, list[TrackedImage]]:
         """List images and their users. Return the time and the unused images."""
+        # Before the list: a pull that ends during it may be missing from it, and its record must be kept.
         listed_at = self._clock.monotonic()
         images = await self._runtime.list_images()
         # List the pods after the images, so that a pod which has begun to use a listed image is seen.
@@ -168,6 +171,7 @@ class ImageGCManager:
                 await self._remove(each, FOR_SPACE)
                 freed += each.image.size_bytes
             except TryLater as error:
+                # Continue with the next image: one that cannot be removed must not keep the disk full.
                 errors.append(str(error))
         if errors:
             raise ImageGCFailed(f"cannot remove some unused images, freed {freed} bytes: {joined_messages(errors)}")

@@ -52,6 +52,7 @@ class ImagePullManager:
     def record_pull_ended(self, reference: str, *, certain: bool) -> None:
         """Delete the intent of an ended pull, unless the runtime may still complete the pull (not `certain`)."""
         self._intents[reference] -= 1
+        # Without certainty the image may still appear. The kept intent makes the next pod present its credentials.
         if certain and self._intents[reference] <= 0:
             del self._intents[reference]
             self._intent_checkpoints.drop(reference)
@@ -65,6 +66,8 @@ class ImagePullManager:
             offered=offered,
             verification=self._verification,
         )
+        # The pod's secret has a new name or content, but the same credentials. Record that, to skip the comparison next
+        # time.
         if decision.learned is not None:
             self._add_access(reference, image_id, Access(proofs=(decision.learned,)))
         return decision.pull
@@ -72,6 +75,7 @@ class ImagePullManager:
     def prune_unknown_records(self, image_ids: Collection[str], listed_at: float) -> None:
         """Delete the records of images that are not listed and have not been pulled since."""
         for image_id in self._pulled.keys() - set(image_ids):
+            # An image that was pulled after the list began may be missing from it.
             if self._changed_at.get(image_id, listed_at - 1) < listed_at:
                 del self._pulled[image_id]
                 self._changed_at.pop(image_id, None)

@@ -107,6 +107,7 @@ class ImageManager:
     ) -> ImageRecord | NotStarted:
         """Get the image of a container. A cancelled call does not stop a pull in progress."""
         image = container.image or ""
+        # An invalid name is an error of the spec, so it is reported before the runtime is called, as in the kubelet.
         reference = with_default_tag(image)
         if reference is None:
             failure = invalid_name_failure(image)
@@ -115,6 +116,7 @@ class ImageManager:
         request = _ImageRequest(pod, container, image, reference)
         policy = policy_of(container.image_pull_policy, image)
         try:
+            # With Always, the registry decides whether the pod may use the image, so its presence does not matter.
             present = None if policy is PullPolicy.ALWAYS else await self._runtime.image(reference)
         except TryLater as error:
             failure = inspect_failure(image, str(error))
@@ -145,6 +147,7 @@ class ImageManager:
     async def _pull(self, request: _ImageRequest, secrets: Sequence[PullSecret]) -> ImageRecord | NotStarted:
         """Pull for one container, unless the image is in backoff for its pod."""
         pod, name = request.pod, request.container.name
+        # The kubelet's order: a present image is used during backoff, too.
         held = self._backoff.hold_pull(pod, request.image, self._curve_of(pod))
         if held is not None:
             self._record(replace(held.event, container_path=container_path(pod, name)), pod)
@@ -153,9 +156,11 @@ class ImageManager:
         begun = self._clock.monotonic()
         credentials = await self._credentials(request.reference, secrets)
         try:
+            # Shielded, because other pods may wait for the same pull.
             pulled = await asyncio.shield(self._shared_pull(request.reference, credentials))
         except TryLater as error:
             failed = self._failed(request, error)
+            # Durable before the failure is reported, so that a crash does not reset the backoff.
             await self._backoff.settle(PodUID(pod.metadata.uid or ""))
             return failed
         if self._pull_manager is not None:
@@ -164,6 +169,7 @@ class ImageManager:
             self._pull_manager.record_image_pulled(request.reference, pulled.image.id, own)
         waited = self._clock.monotonic() - begun
         size = pulled.image.size_bytes
+        # A pod that joined a pull in progress has waited for less than the duration of the pull.
         text = pulled_message(request.image, min(pulled.seconds, waited), waited, size)
         self._record(normal(pod, name, EventReason.PULLED, text), pod)
         self._observer.image_pulled(waited, size)
@@ -191,6 +197,7 @@ class ImageManager:
         pull = self._pulls.get(key)
         if pull is None:
             pull = self._pulls[key] = self._spawn(self._pull_recorded(reference, credentials))
+            # Also after a failure: the next attempt must not get the old error.
             pull.add_done_callback(lambda _: self._pulls.pop(key))
         return pull
 
@@ -198,6 +205,8 @@ class ImageManager:
         """Record the intent, then pull. The intent stays recorded if the pull may still take effect."""
         if self._pull_manager is None:
             return await self._pull_once(reference, credentials)
+        # Durable before the pull begins. After a crash during the pull, the image may exist, and a pod without
+        # credentials must not use it (KEP-2535).
         await self._pull_manager.record_pull_intent(reference)
         certain = False
         try:
@@ -222,6 +231,8 @@ class ImageManager:
                 return _PullResult(image, each, self._clock.monotonic() - begun)
             except TryLater as error:
                 errors.append(error)
+        # Such a call may still take effect. Its error must reach `_pull_recorded`, which then keeps the pull intent. A
+        # joined ImagePullFailed would delete the intent.
         unclear = [error for error in errors if not isinstance(error, ImagePullFailed)]
         if len(errors) == 1 or unclear:
             raise (unclear or errors)[0]

@@ -48,6 +48,7 @@ class LoopInbox:
     # For senders.
 
     def put(self, message: PodUpdate | LifecycleEvent | ProbeUpdate) -> None:
+        # Probe results never leave anything to clean up.
         if not isinstance(message, ProbeUpdate):
             self.changes += 1
         if isinstance(message, PodUpdate):
@@ -57,6 +58,7 @@ class LoopInbox:
 
     def static_pod_ended(self, full_name: str) -> None:
         """Put a `StaticPodEnded` before all other messages, because its successor waits."""
+        # Pains 5 and 6: the successor starts as soon as its predecessor has ended (k/k 104648).
         self._messages.appendleft(StaticPodEnded(full_name))
         self._arrived.set()
 
@@ -66,6 +68,7 @@ class LoopInbox:
         if delay_seconds >= FAR_SECONDS:
             delay_seconds += -(now + delay_seconds) % ROUNDING_SECONDS
         self.queue.enqueue(uid, delay_seconds)
+        # The loop does not poll. Without this, it would sleep until the previously earliest sync.
         self.wake_by(now + delay_seconds)
 
     # For the loop.

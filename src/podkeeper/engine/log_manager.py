@@ -129,6 +129,8 @@ class ContainerLogManager:
         ]
         for pod in gone:
             try:
+                # Rename at once, without an await: a static pod that is added again has the same UID and therefore the
+                # same directory.
                 self._files.put_aside(pod)
             except TryLater as error:
                 self._problems.problem(pod, "cannot remove the logs of a pod, will retry: %s", error)
@@ -173,6 +175,7 @@ class ContainerLogManager:
             plan = rotation_plan(name, size, names, policy, self._clock.now())
             if writer is not None:
                 active[key] = _ActiveLog(size, rotating=bool(plan.rotate_to))
+            # The unfinished file belongs to a compression in progress, so it is not a leftover of a crash.
             if key in self._compressing:
                 plan = RotationPlan(
                     tuple(each for each in plan.remove if not each.endswith(UNFINISHED)), plan.rotate_to
@@ -229,10 +232,13 @@ class ContainerLogManager:
         if plan.rotate_to and writer is not None:
             await self._rotate(logs, key[-1], plan.rotate_to, writer)
         if plan.compress:
+            # In a task of its own: the next rotation of this log must not wait for the compression. In the kubelet, one
+            # slow log delays the others.
             self._compressing.add(key)
             group.create_task(self._isolated(key, partial(self._compress, logs, plan.compress), self._compressing))
 
     async def _rotate(self, logs: ContainerLogs, name: str, to: str, writer: ContainerRecord) -> None:
+        # Rename before the reopen, because the runtime creates the file of the log again only when it reopens it.
         await self._files.move(logs, name, to)
         try:
             await self._reopen(writer)

@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 PODS_PER_YIELD = 32  # pods handled before other tasks may run
 DUE_MARGIN_SECONDS = 0.001  # sleep a little longer, because the queue returns a pod only strictly after its due time
+# The kubelet checks its runtime every 5 s as well.
 HEALTH_PERIOD_SECONDS = 5.0
+# As in the kubelet's syncLoop: 100 ms, doubling to 5 s.
 UNHEALTHY_PERIOD = GrowingDelay(first_seconds=0.1, longest_seconds=5.0)
 
 
@@ -83,9 +85,11 @@ class SyncLoop:
             await self._inbox.wait()
             while self._inbox:
                 await self._healthy.wait()
+                # Take it only now: while the runtime is unhealthy, messages stay in the inbox and keep their order.
                 message = self._inbox.take()
                 await self._run_steps(self._handle(message))
                 if isinstance(message, PodUpdate):
+                    # After all steps, because `podkeeper stop` waits until the removal was handled and not only taken.
                     self._inbox.pending_updates -= 1
                     for subscriber in self._subscribers:
                         subscriber()
@@ -96,6 +100,7 @@ class SyncLoop:
                 yield from self._handlers.config(message)
                 deadline_seconds = self._deadlines.seconds_to_next()
                 if deadline_seconds is not None:
+                    # A new pod may have an earlier deadline than the time until which the loop sleeps.
                     self._inbox.wake_by(self._clock.monotonic() + deadline_seconds)
             case LifecycleEvent():
                 self._handlers.lifecycle(message)
@@ -117,6 +122,7 @@ class SyncLoop:
         try:
             for costly in steps:
                 self._steps += 1
+                # A rejection or preemption looks at all pods of the node, so it counts as costly.
                 if costly or self._steps % PODS_PER_YIELD == 0:
                     await asyncio.sleep(0)
                     await self._healthy.wait()

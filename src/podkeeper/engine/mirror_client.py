@@ -64,6 +64,7 @@ class MirrorClient:
         """Queue a static pod if its mirror pod is missing or outdated. Return at once. Other pods are ignored."""
         if self._api is None or not is_static_pod(static) or mirror_step(static, mirror) is MirrorStep.KEEP:
             return
+        # Only the UID: the task reads the newest version when it begins.
         self._queue[PodUID(static.metadata.uid or "")] = None
         self._wake.set()
 
@@ -88,6 +89,7 @@ class MirrorClient:
             log.exception("unexpected error while updating the mirror pod of static pod %s", uid)
         finally:
             self._active.discard(uid)
+            # Requested again during the task. `run` has skipped it, because it was active.
             if uid in self._queue:
                 self._wake.set()
 
@@ -102,6 +104,8 @@ class MirrorClient:
         try:
             await api.create(wanted)
         except AlreadyExists:
+            # The create of a crashed agent or a lost answer may have created it. The watch may not have delivered it
+            # yet.
             existing = await api.get(Pod, wanted.metadata.name or "", wanted.metadata.namespace or "")
             if mirror_step(static, existing) is not MirrorStep.KEEP:
                 raise  # retry, because the watch will soon deliver the existing pod

@@ -33,6 +33,7 @@ RECHECK_SECONDS = 10.0
 """Delay after the API has returned the pod. The watch normally delivers it sooner."""
 
 TIMEOUT_SECONDS = 10.0
+# After a stale list, all pods of the node are candidates at once.
 MAX_CALLS = 16
 
 
@@ -70,6 +71,7 @@ class OrphanCheck:
             uid = PodUID(record.uid)
             if len(self._in_flight) >= MAX_CALLS:
                 return  # the next housekeeping checks the others
+            # Housekeeping asks again every 2 s. Without this, a pod that the API has would cause a GET each time.
             if uid not in self._in_flight and now >= self._recheck_at.get(uid, now):
                 self._in_flight.add(uid)
                 group.create_task(self._check(record, confirmed))
@@ -99,4 +101,5 @@ class OrphanCheck:
                 found = await self._api.get(Pod, record.name, record.namespace)
         except NotFound:
             return False
+        # A pod that was recreated with the same name has another UID. The one in the runtime is then orphaned.
         return found.metadata.uid == record.uid

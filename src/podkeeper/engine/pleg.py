@@ -59,6 +59,7 @@ _NEVER = float("-inf")
 _NOT_YET = float("inf")
 _BLANK = RelistState()
 _NAMED = 3  # pods named in one line of the log
+# The kubelet tries a failed inspection again with its next relist, after 1 s.
 _RETRY = GrowingDelay(first_seconds=1.0, longest_seconds=30.0)
 
 
@@ -67,15 +68,21 @@ class WatchedRuntime(Inspection, Events, Protocol): ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlegTiming:
+    # Runtime events can be lost (k/k 121349), so the PLEG relists even while events are trusted.
     relist_seconds: float = 60.0  # between relists while events are trusted
+    # The kubelet's relist period. It is the delay that users complain about in k/k 45278.
     poll_seconds: float = 1.0  # between relists while events are not trusted
+    # CRI-O without enable_pod_events ends each new stream at once and without an error.
     trust_after_seconds: float = 5.0  # after this time, a new event stream is trusted
     distrust_seconds: float = 60.0  # after a missed event, the stream is not trusted for this time
     late_seconds: float = 2.0  # an event that arrives within this time after the relist was late, not missed
+    # A backstop for runtimes without deadlines. The agent's BoundedRuntime ends a listing after 120 s.
     relist_deadline_seconds: float = 180.0
+    # The kubelet's relistThreshold.
     unhealthy_seconds: float = 180.0  # after this time without a successful relist, the PLEG is unhealthy
     inspection_slots: int = 16
     inspection_lease_seconds: float = 10.0
+    # As CallLimits.call_seconds, for runtimes without deadlines of their own.
     inspection_deadline_seconds: float = 120.0
     retry: GrowingDelay = _RETRY
 
@@ -153,6 +160,7 @@ class Pleg:
         self._trusted_from = _NOT_YET  # when the event stream becomes or became trusted
         self._distrusted_until = _NEVER
         self._unreported: dict[PodUID, _UnreportedChange] = {}
+        # The cache is below the PLEG in the import order, so it gets a function instead of a reference.
         cache.connect(self.request)
 
     async def run(self) -> None:
@@ -161,6 +169,7 @@ class Pleg:
             self._group = group
             try:
                 group.create_task(self._follow_events())
+                # Pods may have been requested before `run`, while there was no task group.
                 self._fill_slots()
                 await self._run_relists()
             finally:
@@ -232,6 +241,8 @@ class Pleg:
 
     async def _inspect(self, uid: PodUID, pod: _PlegPod) -> None:
         pod.inspection = _InspectionState.RUNNING
+        # Before the call, because the runtime may take its snapshot at any moment of the call. The record is at least
+        # this new.
         at = pod.inspected_at = self._moment()
         began = self._inspections[uid] = self._clock.monotonic()
         try:
@@ -254,6 +265,7 @@ class Pleg:
             async with deadline:
                 return await self._runtime.pod_record(uid)
         except TimeoutError as error:
+            # A TimeoutError of the runtime itself is not our deadline.
             if not deadline.expired():
                 raise
             seconds = self._timing.inspection_deadline_seconds
@@ -271,6 +283,7 @@ class Pleg:
             self._schedule(uid, pod)
             return
         pod.seen_at = at
+        # Read before `relist_pod` replaces it: `relevant_events` compares the events with the previous record.
         before = pod.state.records.get(uid)
         pod.state, findings = relist_pod(pod.state, uid, listed)
         unreported = self._unreported.get(uid)
@@ -295,7 +308,9 @@ class Pleg:
         if at < pod.seen_at:
             return
         pod.failures += 1
+        # Without this, an equal listing would count as inspected, and the failed inspection would never be repeated.
         pod.state = request_reinspection(pod.state, uid)
+        # One warning per outage. The retries of many pods would otherwise fill the log.
         level = logging.WARNING if pod.failures == 1 else logging.DEBUG
         log.log(level, "cannot inspect pod %s (failure %d), will retry: %s", self._name(uid), pod.failures, error)
         self._cache.set_error(uid, error, at)
@@ -304,6 +319,7 @@ class Pleg:
         if pod.inspection is _InspectionState.RUNNING_OUTDATED:
             self._enqueue(uid, pod)
         elif pod.failures:
+            # A timer instead of waiting for the next relist as in the kubelet, because that may be a minute away.
             pod.inspection = _InspectionState.BACKOFF
             pause = self._timing.retry.after(pod.failures)
             pod.retry = asyncio.get_running_loop().call_later(pause, self._schedule, uid, pod)
@@ -328,6 +344,7 @@ class Pleg:
     async def _run_relists(self) -> None:
         retries = RetryCounter(self._timing.retry)
         while True:
+            # Clear before the relist, not after it: an event stream that ends during the relist must cause another one.
             self._relist_requested.clear()
             if await self._relist():
                 retries.succeeded()
@@ -342,6 +359,7 @@ class Pleg:
         return self._clock.monotonic() >= max(self._trusted_from, self._distrusted_until)
 
     async def _relist(self) -> bool:
+        # Events have wall times, cache entries have instants of the monotonic clock. So remember both for this listing.
         at, wall = self._moment(), self._clock.now()
         began = self._relist_began = self._clock.monotonic()
         interval = None if self._relisted_at == _NEVER else at - self._relisted_at
@@ -379,12 +397,14 @@ class Pleg:
             if pod is None:
                 pod = self._pods[uid] = _PlegPod()
             elif pod.seen_at > at or is_unchanged(pod.state, listed):
+                # A later inspection or listing has already shown a newer state.
                 continue
             if relist_pod(pod.state, uid, listed)[1]:
                 changed.append(uid)
                 if self._is_unreported(pod):
                     unreported[uid] = _name_of(record)
                     self._unreported[uid] = _UnreportedChange(wall, changed=False)
+        # After the loop above, because only a complete listing shows that a pod is gone.
         for uid in self._pods.keys() - here:
             pod = self._pods[uid]
             if pod.seen_at < at:
@@ -393,6 +413,7 @@ class Pleg:
                     self._unreported[uid] = _UnreportedChange(wall, changed=True)
                 self._removed(uid, pod, at)
         self._relisted_at = at
+        # After the drops above, because it also deletes the cache entries of pods that this listing no longer shows.
         self._cache.all_seen(at, but=changed)
         for uid in changed:
             pod = self._pods[uid]
@@ -422,12 +443,14 @@ class Pleg:
 
     async def _count_missed(self, names: Mapping[PodUID, str]) -> None:
         """Wait for late events, then count the changes that no event has reported."""
+        # The relist and the event of the same change race. Without this pause, most races would count as missed events.
         await asyncio.sleep(self._timing.late_seconds)
         inspected = ((name, self._unreported.pop(uid, None)) for uid, name in names.items())
         missed = [name for name, unreported in inspected if unreported is not None and unreported.changed]
         if missed:
             log.warning("a relist found changes of %d pods without a runtime event: %s", len(missed), _some(missed))
             self._observer.events_missed(len(missed))
+            # One lost event suggests that others are lost, too. So poll like the kubelet for a while (k/k 121349).
             self._distrusted_until = self._clock.monotonic() + self._timing.distrust_seconds
             self._relist_requested.set()
 
@@ -444,6 +467,7 @@ class Pleg:
             self._observer.stream_ended()
             self._relist_requested.set()  # because changes since the end of the stream have no events
             lived = self._clock.monotonic() - opened
+            # Only streams that end early are retried with backoff. A stream that worked is opened again at once.
             short_streams = 0 if lived >= self._timing.trust_after_seconds else short_streams + 1
             if short_streams <= 1:
                 log.warning("the runtime's event stream ended, relisting until it is open again: %s", reason)
@@ -470,6 +494,7 @@ class Pleg:
         if unreported is not None and event.at <= unreported.listed_at:
             del self._unreported[event.uid]
         self._observer.event_received(max(0.0, (self._clock.now() - event.at).total_seconds()))
+        # Request an inspection and do not use the content of the event: it may be late or out of order (k/k 121349).
         self.request(event.uid)
 
     def _name(self, uid: PodUID) -> str:

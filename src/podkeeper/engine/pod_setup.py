@@ -68,6 +68,7 @@ class PodSetup:
         is_changing = earlier is not None and not earlier.done()
         if prepared is None or is_changing or not _needs_the_same_setup(prepared.pod, pod):
             prepared = await self._complete(uid, lambda: self._prepare(pod))
+        # Also if nothing was called, so that the next comparison is with the latest version.
         prepared.pod = pod
         return prepared
 
@@ -84,6 +85,7 @@ class PodSetup:
 
     async def _prepare(self, pod: Pod) -> Prepared:
         try:
+            # The cgroup first, as in the kubelet.
             cgroup_parent = await self._cgroups.ensure(pod)
         except AgentError as error:
             self._warn(FAILED_CGROUP, f"unable to ensure pod container exists: {error}", pod)
@@ -109,6 +111,7 @@ class PodSetup:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            # A cancelled sync must not mount volumes after its pod was torn down. A call that has begun is completed.
             queued.cancelled = True
             raise
 
@@ -128,6 +131,7 @@ async def _after(
     earlier: asyncio.Future[Any] | None, queued: _QueuedCall, call: Callable[[], Coroutine[Any, Any, T]]
 ) -> T:
     if earlier is not None:
+        # `wait` ignores the result: a failed call must not fail the next one.
         await asyncio.wait({earlier})
     if queued.cancelled:
         raise TryLater("cannot begin a call whose caller was cancelled")

@@ -70,6 +70,7 @@ class Preemption:
         async with asyncio.TaskGroup() as kills:
             for victim in preempt.victims:
                 kills.create_task(self._kill(victim, pod, preempt.resource))
+        # Before `then`, which delivers the pod to the workers only if it is not held.
         self._held.discard(PodUID(pod.metadata.uid or ""))
         try:
             then()
@@ -84,6 +85,7 @@ class Preemption:
         event = PodEvent(EventType.WARNING, PREEMPTED.reason, PREEMPTED.message, victim.metadata.uid or "")
         try:
             self._record(event, victim)
+            # With the victim's own grace period, as in the kubelet.
             await self._workers.kill_pod(victim, evict=True, status_function=preempted_status)
             self._observer.preempted(resource)
         except TryLater as error:

@@ -54,6 +54,7 @@ from podkeeper.rules.probe.worker import (
 
 log = logging.getLogger(__name__)
 
+# The kubelet has one goroutine per probe and no limit.
 SLOTS: Final = 100
 """The number of concurrent executions."""
 LEASE_SECONDS: Final = 1.0
@@ -196,6 +197,8 @@ class ProbeManager:
 
     def claim(self, uid: PodUID, container: str, container_id: str) -> None:
         """Record that this agent created a container, so results published for earlier containers do not apply."""
+        # Known by ID and not by time: after a clock jump, a container of the last agent seems to have started after
+        # this agent.
         self._own.setdefault(uid, {})[container] = container_id
         group = self._pods.get(uid)
         if group is not None:
@@ -210,6 +213,7 @@ class ProbeManager:
         for target in probes_of(pod):
             if group is None:
                 group = self._pods[uid] = _ProbedPod(pod, uid)
+            # Workers keep their state across updates of the pod. The new version only matters for addresses and events.
             group.pod = pod
             key = (target.container.name, target.kind)
             if key in group.workers or (key in group.ended and not self._has_new_container(group, key)):
@@ -236,6 +240,7 @@ class ProbeManager:
         group = self._pods.get(PodUID(pod.metadata.uid or ""))
         if group is None:
             return
+        # Not init containers: a sidecar must be restarted until the regular containers have stopped (KEP-753).
         for container in pod.spec.containers:
             for kind in (ProbeKind.LIVENESS, ProbeKind.STARTUP):
                 if (worker := group.workers.get((container.name, kind))) is not None:
@@ -259,6 +264,7 @@ class ProbeManager:
     def _begin(self, group: _ProbedPod, target: Target) -> None:
         now = self._clock.monotonic()
         period_seconds = _period_seconds(group.pod, target)
+        # As in the kubelet, the probes of a restarted agent begin at random times, so that they do not all run at once.
         delay_seconds = first_tick_delay_seconds(period_seconds, now - self._began, self._clock.fraction())
         worker = _ProbeWorker(group, target, period_seconds, now + delay_seconds)
         group.workers[worker.key] = worker
@@ -278,6 +284,7 @@ class ProbeManager:
         worker.timer = None
         # Missed ticks are skipped: the next tick is the first one in the future.
         behind_seconds = max(self._clock.monotonic() - worker.due, 0.0)
+        # Relative to the last due time and not to now, so that delays do not add up.
         worker.due += worker.period_seconds * (behind_seconds // worker.period_seconds + 1)
         if worker.period_seconds >= RARE_PERIOD_SECONDS:
             worker.due += -worker.due % TICK_GRID_SECONDS
@@ -381,6 +388,7 @@ class ProbeManager:
         finally:
             worker.busy = False
             if self._tasks is not None:
+                # Before the next tick, which may need the slot again.
                 self._slots.give_back(worker)
                 if again:
                     self._tick(worker)
@@ -412,6 +420,7 @@ class ProbeManager:
         """Apply a result if its container still exists. Return True if another container must be probed now."""
         if worker.state is not state:
             return False
+        # Tick again with the current status: the container may have exited or been replaced during the execution.
         step = tick(state, worker.target, self._known(worker))
         if step.execute and step.state == state:
             self._apply(worker, count_outcome(state, worker.target, result))

@@ -19,6 +19,7 @@ NOT_CHECKED = "the runtime has not answered yet"
 class RuntimeState:
     def __init__(self, runtime: Health) -> None:
         self._runtime = runtime
+        # Errors until the first check, so that nothing starts before the runtime has answered.
         self.runtime_error: str | None = NOT_CHECKED
         self.network_error: str | None = NOT_CHECKED
 

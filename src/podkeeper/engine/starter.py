@@ -128,6 +128,8 @@ class ContainerStarter:
         except (NotConfigurable, ApiError, BadInput) as error:
             return self._failed(pod, container, CONFIG_ERROR, error)
         try:
+            # Immediately before the create call. An abandoned start may still take effect, and two containers would run
+            # (seed 111).
             await self._remove_unstarted(pod, container, record)
             if not self._may_start(uid_of(pod)):  # the image pull may have taken minutes
                 return None
@@ -191,6 +193,7 @@ class ContainerStarter:
         self._record(warning(pod, container.name, EventReason.POST_START_FAILED, "PostStartHook failed"), pod)
         kill = ContainerToKill(container_id, container.name, "FailedPostStartHook", KillReason.FAILED_POST_START_HOOK)
         running = ContainerRecord(id=container_id, name=container.name, state=RecordState.RUNNING)
+        # The record is from before the start, so it lacks the container to stop.
         seen = replace(record, ips=place.pod_ips, containers=(running, *record.containers))
         for error in await self._killer.kill_containers(pod, seen, (kill,)):
             log.warning("container %s of pod %s not stopped, will retry: %s", container.name, format_pod(pod), error)
@@ -209,6 +212,8 @@ class ContainerStarter:
         if error := run_as_root_error(pod, container, image.user):
             raise NotConfigurable(error)
         last = record.container(container.name)
+        # The highest attempt comes first in the record (`current_containers_first`). The runtime refuses a repeated
+        # one.
         attempt = 0 if last is None else last.restart_count + 1
         return ContainerConfig(
             pod=pod,

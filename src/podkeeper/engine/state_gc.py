@@ -42,6 +42,7 @@ class StateGC:
     def collect(self) -> None:
         for backoff in self._backoffs:
             backoff.collect(self._facts.is_removed)
+        # Events stay as long as the status, because `podkeeper describe` shows both.
         self._events.keep_only(self._statuses.phases().keys())
         if self._keep_objects is not None:
             self._keep_objects(self._pods.pods())

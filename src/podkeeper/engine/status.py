@@ -60,7 +60,9 @@ from podkeeper.rules.status.revise import is_container_running, terminated_statu
 
 log = logging.getLogger(__name__)
 
+# The kubelet's syncPeriod of the status manager.
 BATCH_SECONDS = 10.0
+# With 10,000 pods, a batch in one piece would delay everything else on the event loop.
 BATCH_SLICE = 500
 Subscriber = Callable[[PodUID, PodStatus], None]
 
@@ -156,6 +158,8 @@ class StatusManager:
         if found is None:
             return False
         pod, cached = found
+        # Seed 92: a probe succeeded just before its pod ended, and the API showed a terminated container as ready
+        # forever.
         if ready and self._only_running_is_ready and not is_container_running(cached.status, container_id):
             return False
         return self._revise(pod, cached, with_readiness(pod, cached.status, container_id, ready), container_id)
@@ -170,6 +174,7 @@ class StatusManager:
     def terminate_pod(self, pod: Pod) -> None:
         """Set the last status of a pod that is cleaned up. Afterwards its API object can be deleted."""
         cached, mirror = self._records.load(_uid_of(pod)), self._mirror_of_this_run(pod)
+        # The last status gets a new version even if it is unchanged, because only that version allows the deletion.
         last = terminated_status(pod, None if cached is None else cached.status)
         self._apply(pod, accept(pod, last, cached, mirror, self._clock.now(), StoreMode.AS_LAST))
 
@@ -200,6 +205,7 @@ class StatusManager:
     def start_over(self, uid: PodUID) -> None:
         """Forget the status of a finished static pod that runs again, and ignore the status of its mirror pod."""
         self.forget(uid)
+        # The mirror pod still shows the former run. Its start time would end the new run at its deadline at once.
         self._records.open(uid).started_over = True
 
     def remove_orphaned_statuses(self, keep: Collection[PodUID]) -> None:
@@ -216,6 +222,7 @@ class StatusManager:
         for pod in pods:
             uid = shown_uid(pod)
             cached = self._records.load(uid)
+            # Only checkpoints of the last agent process. A status of this process is newer than any list.
             if cached is not None and self._records[uid].is_restored and is_behind(cached, pod):
                 self._replace_outdated(uid, cached, pod)
 
@@ -308,12 +315,14 @@ class StatusManager:
             record, static, pod = self._records[uid], self._static_pod(uid), self._pods.pod_by_uid(api_uid)
             in_api = self._pods.pod_by_uid(uid) if static is None else self._pods.mirror_of_pod(static)
             if in_api is not None and record.agrees_with(in_api, cached.status):
+                # Comparing two statuses is expensive. If neither has changed since they were found equal, skip it.
                 in_api = None
             reason = send_reason(cached, self._sent.get(api_uid), every=every, pod=pod, api_pod=in_api)
             if reason is None and every and in_api is not None:
                 record.agreed = (in_api, cached.status)
             if reason is SendReason.OVERWRITTEN:
                 log.info("another client changed the status of pod %s/%s", cached.namespace, cached.name)
+                # As if this version was never sent. Otherwise `send_reason` would skip it as up to date.
                 self._sent.pop(api_uid, None)
             if reason is not None:
                 due.append(uid)
@@ -354,6 +363,8 @@ class StatusManager:
     async def _send_version(self, api: ReadWriteApi, uid: PodUID, cached: CachedStatus) -> bool:
         """Send one version. Return False if the API must not have it."""
         try:
+            # The kubelet also reads before it patches: the pod may have been recreated, and conditions of other writers
+            # must be kept.
             pod = await api.get(Pod, cached.name, cached.namespace)
         except NotFound:
             log.debug("pod %s/%s is not in the API, its status is not sent", cached.namespace, cached.name)
@@ -361,21 +372,27 @@ class StatusManager:
         if not self._may_send(uid, cached, pod):
             return False
         record = self._records[uid]
+        # A terminal phase is held back while a container could still run. Controllers would otherwise start a
+        # replacement.
         could_run = self._could_run(_api_uid(pod))
         first = not record.is_aligned and not record.started_over
         ours = self._align(pod, cached.status, first)
+        # Before the patch: if its answer is lost, the next agent must recognize this status in the API as its own (seed
+        # 34).
         record.api = snapshot_of(pod, (status_digest(ours),))
         merged = merged_status(pod, ours, could_run=could_run, now=self._clock.now())
         # Compare the object, not its version: a pod that was forgotten and came back starts from version 1 again.
         if record.cached is cached:
             record.cached = replace(cached, status=merged.cached)
             record.is_aligned = True
+        # The patch contains the UID, so it fails if the pod was recreated since the read.
         patch = status_patch(pod, merged.to_send)
         if patch is not None:
             pod = await api.patch_status(Pod, cached.name, patch, cached.namespace)
             record = self._records[uid]  # another one if the pod was forgotten during the call
         if record.cached is not None:
             record.api = snapshot_of(pod)
+        # Before the deletion: if that fails, only the deletion is repeated.
         self._sent[_api_uid(pod)] = cached.version
         if can_be_deleted(pod, cached):
             await self._delete(api, pod)
@@ -394,11 +411,13 @@ class StatusManager:
         owner = self._pods.translate_uid(_api_uid(in_api))
         # The GET may return a mirror pod that the watch has not delivered yet.
         is_new_mirror = static is not None and owner == _api_uid(in_api) and is_mirror_pod_of(in_api, static)
+        # Seed 583: a status that was dropped here let housekeeping start a rejected pod. See `_lose_object`.
         if owner and owner != uid and not is_new_mirror:
             self._lose_object(uid, owner)
             return False
         if static is not None and self._is_outdated(in_api, static):
             return False  # it has the spec of an old manifest, and `mirror_changed` is called for its replacement
+        # An agent that lost its state on a full disk and got an old list would publish a finished pod as running.
         if self._would_revive(in_api, cached.status):
             return False  # our view of the pod is older than the API's, and the source will deliver the newer one
         if record.is_restored and is_behind(cached, in_api):
@@ -425,6 +444,8 @@ class StatusManager:
     async def _delete(self, api: ReadWriteApi, pod: Pod) -> None:
         name, namespace, uid = pod.metadata.name or "", pod.metadata.namespace or "", _api_uid(pod)
         try:
+            # Grace period 0 removes the object at once. The UID keeps a recreated pod of the same name from being
+            # deleted.
             await api.delete(Pod, name, namespace, grace_seconds=0, uid=uid)
         except NotFound:
             log.debug("another client deleted pod %s/%s", namespace, name)
@@ -458,6 +479,7 @@ class StatusManager:
         match acceptance:
             case Stored(cached):
                 record = self._records.open(uid)
+                # Compare with the previous status before it is replaced below.
                 urgent = is_urgent(None if record.cached is None else record.cached.status, cached.status)
                 if record.api is None:
                     in_api = self._pods.mirror_of_pod(pod) if is_static_pod(pod) else pod
@@ -466,6 +488,7 @@ class StatusManager:
                 if self._api is not None:
                     self._changed[uid] = urgent or self._changed.get(uid, False)
                 self._wake.set()
+                # Last, because a subscriber may call back and must find the new status.
                 self._notify(uid, cached.status)
                 return True
             case IllegalTransition(reason):

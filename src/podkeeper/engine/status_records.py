@@ -102,8 +102,11 @@ class StatusRecords:
         """Store a new status and write its checkpoint."""
         record = self.open(uid)
         record.cached = cached
+        # The status was computed by this process, so it is not compared with the API any more.
         record.is_restored = False
         shown = record.api
+        # The call in flight may reach the API after this checkpoint is written. After a crash, its status must not look
+        # newer than the checkpoint.
         if shown is not None and record.in_flight is not None:
             shown = replace(shown, unanswered=(*shown.unanswered, status_digest(record.in_flight)))
         self._write(uid, replace(cached, shown=shown))

@@ -40,6 +40,7 @@ from podkeeper.rules.plan.actions import ContainerToKill
 
 log = logging.getLogger(__name__)
 
+# The kubelet skips containers in an unknown state. They may still run, so they are stopped as well.
 MAY_RUN = (RecordState.RUNNING, RecordState.UNKNOWN)
 
 
@@ -134,7 +135,9 @@ class PodStopper:
             for stop in stops.values():
                 names = order[stop.container.name]
                 stop.waits_for = tuple(other for other in stops.values() if other.container.name in names)
+        # All containers before the sandboxes, because stopping a sandbox kills its containers without a grace period.
         errors = await self._wait_for(stops.values())
+        # As in the kubelet, also sandboxes that are not ready.
         for sandbox in record.sandboxes:
             try:
                 await self._runtime.stop_sandbox(sandbox.id)
@@ -191,6 +194,7 @@ class PodStopper:
             log.info("stopping container %s of pod %s within %s s: %s", container.name, uid, grace.seconds, text)
             self._record(normal(pod, container.name, EventReason.KILLING, text, container.id), pod or record)
         else:
+            # A hook that runs keeps running, and the grace period does not begin again (k/k 115817).
             stop.shorten(grace, now)
         if stop.task is None or stop.task.done():
             stop.task = self._spawn(self._stop(uid, stop))
@@ -200,6 +204,7 @@ class PodStopper:
         """Wait until each stop has succeeded or failed. Return the errors."""
         tasks = [stop.task for stop in stops if stop.task is not None]
         if tasks:
+            # `wait` and not `gather`: if this sync is cancelled, the stops continue.
             await asyncio.wait(tasks)
         errors: list[TryLater] = []
         for task in tasks:
@@ -213,9 +218,13 @@ class PodStopper:
         return errors
 
     async def _stop(self, uid: PodUID, stop: _ContainerStop) -> None:
+        # The kubelet's order. The hook runs at once, even if the container must wait for others before it gets its
+        # signal.
         await self._run_hook(stop)
         await self._wait_for_others(stop)
         await self._send_stop(stop)
+        # Only after success: containers that wait for this one continue when it has exited, or when their grace period
+        # ends.
         stop.exited.set()
         stops = self._stops.get(uid, {})
         if stops.get(stop.container.id) is stop:
@@ -230,6 +239,7 @@ class PodStopper:
         seconds = stop.remaining(self._clock.monotonic()).seconds
         if pod is None or spec is None or hook is None or stop.hook_ran or seconds <= 0:
             return
+        # Before the hook and not after it: a hook that was interrupted must not run twice.
         stop.hook_ran = True
         failure: str | None = "it did not end within the grace period"
         async with _within_grace(stop):
@@ -254,6 +264,7 @@ class PodStopper:
             while True:
                 shortened = stop.shortened = asyncio.get_running_loop().create_future()
                 seconds = stop.remaining(self._clock.monotonic()).stop_seconds
+                # The runtime cannot change a stop that it has received, so several calls may be in flight.
                 calls.add(self._spawn(self._runtime.stop_container(stop.container.id, seconds)))
                 await asyncio.wait({*calls, shortened}, return_when=asyncio.FIRST_COMPLETED)
                 if done := [call for call in calls if call.done()]:

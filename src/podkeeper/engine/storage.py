@@ -59,6 +59,7 @@ class PodStorage:
             stored.update(merged.pods)
             for removed in merged.removed:
                 del stored[PodUID(removed.metadata.uid or "")]
+        # Only a SET makes a source ready: single changes do not show which pods are missing.
         first_set = change.op == Op.SET and source not in self._seen
         if first_set:
             self._seen.add(source)

@@ -55,6 +55,7 @@ from podkeeper.rules.worker.updates import StatusFunction, UpdateType
 
 log = logging.getLogger(__name__)
 
+# As in the kubelet: without a spec there is no grace period, and 1 s is the shortest one.
 RUNTIME_POD_GRACE_SECONDS: Final = 1
 
 NETWORK_NOT_READY = "NetworkNotReady"
@@ -127,12 +128,15 @@ class PodSyncer:
 
     async def sync_pod(self, update_type: UpdateType, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> bool:
         """Bring a pod closer to its spec. Return True if it has reached a terminal phase."""
+        # Pods are synced every minute, and most of these syncs find nothing to do.
         if self._is_unchanged(pod, mirror_pod, record):
             return False
+        # Before the first await: if this sync fails or is cancelled, the next one must not be skipped.
         self._without_work.pop(uid_of(pod), None)
         if update_type is UpdateType.CREATE:
             self._measure(pod, self._observer.first_sync_started)
         if uid_of(pod) in self._starting_over:
+            # First of all: the exits of the former run would otherwise end the new run at once.
             record = await self._without_former_containers(pod, record)
         try:
             ended = await self._sync(pod, mirror_pod, record)
@@ -154,13 +158,17 @@ class PodSyncer:
         self._without_work.pop(uid, None)
         status = self._status(pod, record, ended=False)
         self._statuses.set_pod_status(pod, status if status_function is None else status_function(status))
+        # A failed liveness or startup probe would restart a container of a terminating pod. Readiness probes continue
+        # until the containers have stopped, as in the kubelet, because the pod may still serve requests.
         self._probes.stop_liveness_and_startup(pod)
         try:
             await self._executor.kill_pod(pod, record, grace_seconds)
         except (AgentError, ExceptionGroup) as error:
             self._warn(FAILED_KILL, f"error killing pod: {_text_of(error)}", pod)
             raise
+        # Only after the kill: until then, readiness and the probes of sidecars still count.
         self._probes.remove_pod(uid)
+        # Inspect again instead of trusting the stop calls. The exit codes for the last status are in the runtime only.
         stopped = await self._inspect(uid)
         if running := sorted(each.name for each in stopped.containers if each.state is RecordState.RUNNING):
             raise TryLater(f"cannot stop pod {_name(pod)}: containers still running: {', '.join(running)}")
@@ -175,6 +183,7 @@ class PodSyncer:
         except (AgentError, ExceptionGroup) as error:
             self._warn(FAILED_KILL, f"error killing pod: {_text_of(error)}", running_pod)
             raise
+        # Nothing else follows this pod, so the cache would show it as running until the next relist.
         self._request_inspection(PodUID(running_pod.uid))
 
     async def sync_terminated_pod(self, pod: Pod, record: PodRecord) -> None:
@@ -182,7 +191,10 @@ class PodSyncer:
         uid = uid_of(pod)
         self._without_work.pop(uid, None)
         self._statuses.set_pod_status(pod, self._status(pod, record, ended=True))
+        # The kubelet's order. Only after all of this is released does `terminate_pod` allow the deletion of the API
+        # object. Otherwise a controller could start a replacement while the volumes are still in use.
         await self._pod_setup.unmount(uid)
+        # After the unmount: volumes may need their Secrets and ConfigMaps until then.
         self._references.unregister(uid)
         await self._pod_setup.remove_cgroup(uid)
         self._statuses.terminate_pod(pod)
@@ -220,6 +232,7 @@ class PodSyncer:
     async def _sync(self, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> _SyncStep:
         """Publish the status, prepare what the pod needs, compute the plan, and execute it."""
         uid = uid_of(pod)
+        # Before the status is computed, so that an old start failure does not hide that the container runs.
         self._executor.clear_failures(record)
         before = self._statuses.get_pod_status(uid)
         if not self._probes.view(uid).workers and _runs_probed(pod, record):
@@ -228,18 +241,25 @@ class PodSyncer:
         # The inputs of the status. Read them here, not at the end, because they may change during the awaits below.
         # The next sync must then not treat the published status as the latest one.
         probes, node = self._probes.view(uid), self._node()
+        # Publish before the steps below: each of them may fail or wait, and the status shows why the pod waits.
         status = self._publish(pod, record)
         if is_terminal(status.phase):
             return _SyncStep.POD_ENDED
         if is_stranded(pod, record):
             text = "its sandbox was lost before all its containers had started, and its containers must not restart"
             raise GiveUp(f"cannot continue pod {_name(pod)}: {text}", SANDBOX_LOST)
+        # First, as in the kubelet: no volume is mounted and no cgroup created for a pod that cannot start.
         self._require_network(pod)
+        # Before the volumes and variables that read these objects.
         self._references.register(pod)
         if is_static_pod(pod):
+            # Before the volumes, so that the API shows the static pod even if they cannot be mounted. This only queues
+            # the mirror pod, because a static pod must not wait for the API.
             await self._mirror(pod, mirror_pod)
+        # Before the plan: the sandbox is created in the pod's cgroup, and containers need the paths of the volumes.
         pod_setup = await self._pod_setup.prepare(pod)
         self._probes.add_pod(pod)
+        # From the status, because only the status has the condition of a container restart rule that has matched.
         restarts_all = _is_true(status, ALL_CONTAINERS_RESTARTING)
         actions = compute_pod_actions(
             pod, record, self._probes.liveness(uid), self._probes.startup(uid), restart_all_containers=restarts_all
@@ -250,6 +270,7 @@ class PodSyncer:
                 self._without_work[uid] = _SyncWithoutWork(pod, mirror_pod, record, published, probes, node)
             return _SyncStep.DONE
         if actions.create_sandbox and self._static_conflicts is not None and is_static_pod(pod):
+            # Before the sandbox: both versions would otherwise use the same ports (k/k 112814).
             await self._static_conflicts.resolve(pod)
         await self._execute(pod, _with_ips_of(record, status), actions, pod_setup)
         return _SyncStep.CONTAINERS_REMOVED if restarts_all and actions.containers_to_reset else _SyncStep.DONE
@@ -257,6 +278,7 @@ class PodSyncer:
     async def _execute(self, pod: Pod, record: PodRecord, actions: PodActions, pod_setup: Prepared) -> None:
         uid = uid_of(pod)
         failures = self._executor.failures_of(uid)
+        # Only here, because a sync without work must not read Secrets every minute.
         secrets = await self._references.pull_secrets(pod) if pod.spec.image_pull_secrets else ()
         try:
             await self._executor.execute(
@@ -279,6 +301,7 @@ class PodSyncer:
 
     def _request_inspection(self, uid: PodUID) -> None:
         """Request an inspection after the end of this sync. The next sync would find an earlier one too old."""
+        # Not at once: the worker takes the time of this sync after it returns.
         asyncio.get_running_loop().call_soon(self._cache.request, uid)
 
     def _is_unchanged(self, pod: Pod, mirror_pod: Pod | None, record: PodRecord) -> bool:
@@ -294,6 +317,7 @@ class PodSyncer:
             or last.record != record
             or last.node != self._node()
             or self._executor.failures_of(uid)
+            # These depend on the time or on the node, not only on the compared inputs.
             or self._eviction(pod, last.published) is not None
             or self._network_error_of(pod) is not None
         ):
@@ -316,6 +340,7 @@ class PodSyncer:
         try:
             await self._mirrors.ensure(pod, mirror_pod)
         except AgentError as error:
+            # A static pod may be the API server itself, so it must start without its mirror pod.
             log.warning("cannot update the mirror of pod %s, the sync continues: %s", _name(pod), error)
 
     # Status.
@@ -328,6 +353,7 @@ class PodSyncer:
         if status.phase == Phase.RUNNING and (before is None or before.phase == Phase.PENDING):
             self._measure(pod, self._observer.pod_running)
         self._statuses.set_pod_status(pod, status)
+        # As in the kubelet, a container that only waits for its readiness probe does not wait for the next period.
         if not is_terminal(status.phase) and (wanted := readiness_wanted_now(pod, status, self._probes.view(uid))):
             self._probes.wake(uid, wanted)
         return status

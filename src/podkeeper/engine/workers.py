@@ -73,6 +73,7 @@ from podkeeper.rules.worker.workers import Orders, PodWorkerSync, WorkerTable, s
 
 log = logging.getLogger(__name__)
 
+# The kubelet's workerResyncIntervalJitterFactor and workerBackOffPeriodJitterFactor.
 JITTER = 0.5  # a delay is extended by up to this fraction, so that not all pods are synced at once
 
 Subject = Pod | PodRecord
@@ -148,6 +149,8 @@ class PodWorkers:
         uid = _checked(update)
         if self._stopped:
             raise TryLater(f"cannot update pod {_name(update.subject)}: the agent is stopping")
+        # Housekeeping lists the known pods some time before it decides. It must not treat this pod as orphaned or
+        # missing.
         self._updated.add(uid)
         before = self._workers.state(uid)
         self._apply(uid, before, self._workers.update(update, self._seen(uid)))
@@ -162,6 +165,8 @@ class PodWorkers:
         if self._stopped:
             raise TryLater("cannot sync the known pods: the agent is stopping")
         result = self._workers.sync_known_pods(desired)
+        # Before any order is executed: an order may call back into `update_pod`, and that update counts as made since
+        # this housekeeping.
         self._updated = set()
         for uid, orders in result.orders.items():
             self._queue_orders(uid, orders)
@@ -199,6 +204,7 @@ class PodWorkers:
         status_function: StatusFunction | None = None,
     ) -> None:
         """Kill a pod and wait until none of its containers runs. Raises TryLater after the timeout."""
+        # A signal instead of the task of the sync: the worker may need several syncs, and others may kill the same pod.
         completed = asyncio.Event()
         request = kill_request(
             pod,
@@ -269,6 +275,7 @@ class PodWorkers:
     def _apply(self, uid: PodUID, before: State, orders: Orders) -> None:
         moved = type(self.state(uid)) is not type(before)
         self._queue_orders(uid, orders)
+        # Report the move before the orders are executed, so that the history shows the state before its sync.
         if moved:
             self._report_move(uid, before)
         self._execute_orders()
@@ -292,6 +299,7 @@ class PodWorkers:
             case Cancel():
                 self._cancel(uid)
             case Enqueue(delay_seconds=nominal_seconds):
+                # The kubelet's wait.Jitter: the delay only becomes longer, never shorter.
                 seconds = nominal_seconds * (1 + JITTER * self._clock.fraction())
                 self._add_history(uid, RetryScheduled(seconds))
                 self._notify("the work queue", uid, self._enqueue, uid, seconds)
@@ -321,6 +329,7 @@ class PodWorkers:
         if ordered.task is not None:
             ordered.task.cancel()
         else:
+            # `run` has not begun, so there is no task whose callback would report the end.
             self._ended(uid, ordered)
 
     async def _run_sync(self, uid: PodUID, ordered: _OrderedSync) -> None:
@@ -340,6 +349,7 @@ class PodWorkers:
                         raise asyncio.CancelledError  # the cache read returned although the task was cancelled
                     ended = await self._call(self._status_read(uid), record)
         except Exception as error:
+            # Take the time after the sync, so that the next sync waits for an inspection which shows what this one did.
             ordered.outcome = SyncFailed(self._moment(), self._pause_after(error))
             self._report_failure(uid, error)
         else:
@@ -349,6 +359,8 @@ class PodWorkers:
     def _status_read(self, uid: PodUID) -> Call:
         """Report that the sync has read the pod's status. Return the function to call with it."""
         before = self.state(uid)
+        # Report before the call. Then the worker of a terminating pod has observed the request, and no container starts
+        # any more.
         match self._workers.report(uid, StatusRead()):
             case (SyncPod() | SyncTerminatingPod() | SyncTerminatingRuntimePod() | SyncTerminatedPod() as call,):
                 if type(self.state(uid)) is not type(before):
@@ -372,10 +384,12 @@ class PodWorkers:
     def _ended(self, uid: PodUID, ordered: _OrderedSync, _: object = None) -> None:
         # A callback of the task instead of its last statement, because a task cancelled before its first step never
         # runs.
+        # First, because the report below may start the next sync of this pod at once.
         del self._syncs[uid]
         if self._stopped:
             return
         if ordered.outcome is None:
+            # The task was cancelled. Without an outcome, the worker would wait forever.
             ordered.outcome = SyncFailed(self._moment())
             self._add_history(uid, SyncEnded(SyncResult.CANCELLED))
         self._report(uid, ordered.outcome)
@@ -400,6 +414,8 @@ class PodWorkers:
     def _seen(self, uid: PodUID) -> PodRecord | None:
         """Return the cached record of a pod. None if the cache may lack containers of the pod."""
         try:
+            # `get` returns an empty record for a pod that was never inspected. A new agent would then take a running
+            # pod for a stopped one and clean it up.
             return self._cache.get_if_sure(uid)
         except AgentError:
             return None
