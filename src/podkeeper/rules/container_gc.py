@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 
+# The kubelet's MaxPerPodContainerCount.
 KEPT_EXITS = 1
 """Exited containers to keep per container name."""
 
@@ -30,6 +31,7 @@ def garbage_of(record: PodRecord, *, like: str = "", kept_exits: int = KEPT_EXIT
     dead = [found for found in record.containers if found.name in names and _is_old(record, found, kept_exits)]
     left = [found for found in record.containers if found not in dead]
     in_use = {found.sandbox_id or _newest_sandbox(record) for found in left}
+    # As in the kubelet, the newest sandbox stays, even if it is not ready: the plan derives the next attempt from it.
     idle = (sandbox.id for sandbox in record.sandboxes[1:] if not sandbox.ready and sandbox.id not in in_use)
     return Garbage(tuple(found.id for found in dead), tuple(idle))
 
@@ -42,6 +44,7 @@ def all_garbage_of(record: PodRecord) -> Garbage:
     running = [found for found in record.containers if found.state is RecordState.RUNNING]
     in_use = {found.sandbox_id or _newest_sandbox(record) for found in running}
     return Garbage(
+        # Seed 110: with the newest first, an inspection during the removal showed an older exit as the last one.
         tuple(found.id for found in reversed(record.containers) if found not in running),
         tuple(sandbox.id for sandbox in record.sandboxes if not sandbox.ready and sandbox.id not in in_use),
     )
@@ -52,6 +55,7 @@ def old_init_containers(pod: Pod, record: PodRecord) -> tuple[str, ...]:
     seen: set[str] = set()
     old: list[str] = []
     for found in _init_records(pod, record):
+        # A created or running init container is the current attempt.
         if found.state not in (RecordState.EXITED, RecordState.UNKNOWN):
             continue
         if found.name in seen:
@@ -74,6 +78,7 @@ def _is_old(record: PodRecord, found: ContainerRecord, kept_exits: int) -> bool:
     if found.state is RecordState.EXITED:
         exits = [each for each in record.containers if each.name == found.name and each.state is RecordState.EXITED]
         return found not in exits[:kept_exits]
+    # Seed 100043: after the clock was set back, the container that was about to start looked older than the dead ones.
     if found.state is RecordState.CREATED and _may_start_next(record, found):
         return False
     # A container in state UNKNOWN may still run. Its removal kills it, because a newer one has replaced it.

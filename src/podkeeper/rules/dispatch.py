@@ -35,6 +35,7 @@ from podkeeper.rules.status.conditions import readiness_is_stale
 from podkeeper.rules.status.phase import Phase, is_terminal
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 
+# The API has no object any more, so nothing waits for this pod. The kubelet grants the full grace period (k/k 120449).
 FORCED_GRACE_SECONDS = 2
 """The grace period of a force-deleted pod: the minimum between SIGTERM and SIGKILL."""
 
@@ -100,6 +101,7 @@ def on_addition(pair: PodAndMirror, at: float, *, termination_requested: bool) -
     if pair.pod is None or pair.was_mirror:
         return on_update(pair, at)
     create = Update(type=UpdateType.CREATE, pod=pair.pod, mirror_pod=pair.mirror, start_time=at)
+    # Such a pod was admitted before. Rejecting it now would replace its real status by Failed.
     return create if termination_requested or is_terminal(pair.pod.status.phase) else AdmissionNeeded(create)
 
 
@@ -135,7 +137,9 @@ def on_removal_at_once(pair: PodAndMirror, at: float, *, all_sources_ready: bool
     if pod is None:
         return None
     if pair.was_mirror:
+        # Without the mirror pod, because the manager may still return it. The sync then creates a new one at once.
         return on_update(PodAndMirror(pod, None, was_mirror=False), at)
+    # A static pod has its full grace period: its manifest was removed, which is not a forced deletion.
     return Update(type=UpdateType.KILL, pod=pod, kill=None if is_static_pod(pod) else _BY_FORCE)
 
 
@@ -146,6 +150,7 @@ def on_reconciliation(pair: PodAndMirror, at: float) -> Reconciliation:
         return Reconciliation()
     return Reconciliation(
         on_sync(pod, pair.mirror, at) if readiness_is_stale(pod) else None,
+        # As in the kubelet: the API has the final status of the evicted pod now, so its dead containers are not needed.
         clean_dead_containers=pod.status.phase == Phase.FAILED and pod.status.reason == EVICTED,
     )
 
@@ -168,6 +173,7 @@ def on_probe_result(kind: ProbeKind, result: ProbeResult) -> ProbeAction:
     succeeded = result is ProbeResult.SUCCESS
     match kind:
         case ProbeKind.LIVENESS:
+            # A successful liveness probe changes neither the status nor the plan.
             return ProbeAction(sync=result is ProbeResult.FAILURE)
         case ProbeKind.READINESS:
             return ProbeAction(sync=True, ready=succeeded)

@@ -23,7 +23,9 @@ from podkeeper.model.messages import EventType, PodEvent
 from podkeeper.model.runtime_calls import Dns
 from podkeeper.rules.naming import format_pod
 
+# glibc uses at most three name servers (MAXNS).
 MAX_NAMESERVERS: Final = 3
+# The limits of the API (MaxDNSSearchPaths, MaxDNSSearchListChars). Older glibc versions use only six.
 MAX_SEARCHES: Final = 32
 MAX_SEARCH_CHARACTERS: Final = 2048
 MAX_SEARCH_LENGTH: Final = 253  # some resolvers abort on more

@@ -53,6 +53,7 @@ def deadline_of(pod: Pod, published: PodStatus | None) -> datetime | None:
     `published` is our own last status, if any. Otherwise the status in the API is used.
     """
     deadline_seconds = pod.spec.active_deadline_seconds
+    # As in the kubelet, the start time that this node recorded comes first.
     started = instant((pod.status if published is None else published).start_time)
     if deadline_seconds is None or started is None:
         return None

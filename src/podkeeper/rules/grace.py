@@ -10,7 +10,9 @@ treats it as unset, and may then make the grace period longer. Kubelet counterpa
 
 from dataclasses import dataclass
 
+# The kubelet's minimum.
 MIN_GRACE_SECONDS = 1
+# The kubelet's minimum in killPodNow.
 MIN_KILL_TIMEOUT_SECONDS = 10  # time for runtime calls after the grace period
 
 
@@ -35,6 +37,7 @@ def effective_grace(
     """
     seconds, replaced = current_seconds or 0, False
     for requested in (deletion_seconds, override_seconds):
+        # `seconds == 0` is the kubelet's test for "unset". It keeps the quirk that an explicit 0 can be raised later.
         if requested is not None and (seconds == 0 or requested < seconds):
             seconds, replaced = requested, True
     if not replaced and seconds == 0 and spec_seconds is not None:
@@ -46,4 +49,5 @@ def effective_grace(
 def kill_pod_timeout(override_seconds: int | None, spec_seconds: int | None) -> int:
     """Return how long a caller waits for a killed pod: 1.5 times the grace period, at least 10 s."""
     grace_seconds = override_seconds if override_seconds is not None else spec_seconds or 0
+    # As in the kubelet: more than the grace period, because the runtime calls after a SIGKILL take time as well.
     return max(grace_seconds + grace_seconds // 2, MIN_KILL_TIMEOUT_SECONDS)

@@ -108,12 +108,16 @@ def cleanup_plan(given: CleanupInput, workers: WorkerPredicates) -> CleanupPlan:
         for uid, (pod, mirror) in desired.items()
         if uid not in known and (update := restart_of(pod, mirror, given.phases.get(uid), workers)) is not None
     }
+    # A pod that this round restarts must not be killed or removed by the same round.
     known |= restarts.keys()
+    # Such a pod has no worker that could report it as cleaned up. Without a KILL, its API object would stay forever
+    # (k/k 51835).
     terminations = tuple(
         Update(type=UpdateType.KILL, pod=pod)
         for uid, (pod, _) in desired.items()
         if not runtime_unknown and uid not in known and uid not in running and _is_deleted_and_terminal(pod)
     )
+    # Seed 100140: a list from a lagging cache lacked running pods. They were killed, and a job ran again.
     to_confirm = _to_confirm(given, known, desired.keys())
     unconfirmed = frozenset(PodUID(record.uid) for record in to_confirm)
     kill = KillOptions(grace_override_seconds=ORPHAN_GRACE_SECONDS)
@@ -128,6 +132,7 @@ def cleanup_plan(given: CleanupInput, workers: WorkerPredicates) -> CleanupPlan:
         if runtime_unknown
         else frozenset([*given.directories, *with_volumes]) - desired.keys() - running.keys()
     )
+    # A pod that the API may still have keeps its directory and volumes.
     orphaned -= unconfirmed
     # Removing a cgroup kills its processes. Unlike the kubelet, keep the cgroup of a pod that this round restarts, and
     # of an orphaned pod that it kills, so that its grace period applies.
@@ -136,8 +141,11 @@ def cleanup_plan(given: CleanupInput, workers: WorkerPredicates) -> CleanupPlan:
     return CleanupPlan(
         could_run=could_run,
         statuses_to_keep=frozenset([*desired, *map(uid_of, given.mirrors), *unconfirmed]),
+        # Never a directory with a mounted volume: removing it would delete the data of the volume (k/k 60987).
         directories_to_remove=orphaned - with_volumes,
+        # Not while a worker has the pod, because that worker unmounts the volumes itself.
         volumes_to_unmount=orphaned & with_volumes - known,
+        # As in the kubelet, the mirror pod stays until its static pod has stopped.
         mirrors_to_delete=tuple(
             name for name in given.orphaned_mirrors if not workers.is_pod_for_mirror_pod_terminating(name)
         ),
@@ -149,6 +157,8 @@ def cleanup_plan(given: CleanupInput, workers: WorkerPredicates) -> CleanupPlan:
             for record in given.stopped_pods
             if record.uid not in known and record.uid not in desired and record.uid not in unconfirmed
         ),
+        # As in the kubelet: the memory of a mounted volume is charged to the cgroup, and would be charged to its parent
+        # after the removal. Until the volume is unmounted, the cgroup only gets the lowest CPU share.
         cgroups_to_remove=idle_cgroups - with_volumes,
         cgroups_to_throttle=idle_cgroups & with_volumes,
         to_confirm=to_confirm,
@@ -182,6 +192,7 @@ def is_active(pod: Pod, published_phase: str | None, workers: WorkerPredicates) 
     if workers.is_pod_known_terminated(uid):
         return False
     terminal = is_terminal(pod.status.phase) or is_terminal(published_phase)
+    # A terminating pod still uses its resources, whatever its published phase is.
     return not terminal or workers.is_pod_termination_requested(uid)
 
 

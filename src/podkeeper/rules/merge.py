@@ -85,6 +85,7 @@ def merge(stored_pods: Mapping[PodUID, Pod], change: PodUpdate, now: datetime) -
         case unknown:
             raise BadInput(Problem(f"cannot merge a change from {change.source}: unknown operation {unknown!r}", "op"))
     accepted, duplicates = _without_duplicates(change)
+    # UTC. The kubelet writes local time.
     first_seen = _nano_time(now)
     pods: dict[PodUID, Pod] = {}
     added: list[tuple[PodUID, Pod]] = []
@@ -144,8 +145,11 @@ def notifications(
     changed = bool(result.updated or result.deleted)
     match mode:
         case NotificationMode.INCREMENTAL:
+            # Any other update of the first SET already makes the source ready.
             ready = first_set and not result.added and not changed
             updates = [
+                # The kubelet's order. Removals come first, so a changed static pod is stopped before its successor is
+                # handled.
                 (Op.REMOVE, result.removed, bool(result.removed)),
                 (Op.ADD, result.added, bool(result.added) or ready),
                 (Op.UPDATE, result.updated, bool(result.updated)),

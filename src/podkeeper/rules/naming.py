@@ -13,6 +13,7 @@ from typing import Final
 from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import Pod
 
+# A DNS label. The kubelet truncates longer pod names in the same way.
 _MAX_HOSTNAME_LENGTH: Final = 63
 _MAX_KERNEL_HOSTNAME_LENGTH: Final = 64
 

@@ -69,6 +69,8 @@ def current_containers_first(record: PodRecord) -> PodRecord:
     in_order = True
     for container in record.containers:  # newest first
         name, has_started = container.name, container.state is not RecordState.CREATED
+        # Seeds 94 and 331: a create call of a dead agent made a later attempt. It hid the container that ran, and
+        # another one was started.
         counts = has_started or (name not in started and not _was_created_too_early(container, record))
         rank = container.state is RecordState.RUNNING, counts, container.restart_count
         in_order = in_order and firsts.setdefault(name, rank) >= rank
@@ -211,4 +213,5 @@ def _states(pod: ListedPod | None) -> dict[str, RecordState]:
 
 
 def _simple(state: RecordState | None) -> RecordState | None:
+    # As in the kubelet's PLEG, which has no state for created containers.
     return RecordState.UNKNOWN if state is RecordState.CREATED else state

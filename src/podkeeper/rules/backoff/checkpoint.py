@@ -69,6 +69,8 @@ def decode_checkpoint(checkpoint: bytes, now: datetime, wall: datetime) -> tuple
         written_at = now - time_away(found.steady, found.wall, now, wall)
         return tuple(_record_of(each, written_at, found.wall - written_at) for each in found.entries)
     except (*UNDECODABLE, OverflowError):
+        # Ages of a damaged file may be too large for a datetime. No backoff is better than an agent that does not
+        # start.
         return ()
 
 
@@ -83,6 +85,7 @@ def time_away(written: datetime, wall_written: datetime, now: datetime, wall: da
 
 
 def _record_of(stored: _EntryCheckpoint, written_at: datetime, wall_ahead: timedelta) -> BackoffRecord:
+    # A damaged or manipulated value must not hold a container forever.
     delay = min(max(stored.delay, _NOTHING), stored.curve.maximum)
     entry = BackoffEntry(delay, written_at - max(stored.age, _NOTHING), stored.curve, stored.cause)
     seen = None

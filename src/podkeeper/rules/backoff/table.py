@@ -49,6 +49,7 @@ def steady(monotonic_seconds: float) -> datetime:
 class Curve:
     """Delays double from `initial` to `maximum`, and reset after `stable_after` without a failure."""
 
+    # The kubelet's values for restarts and image pulls, fixed for all pods there (k/k 57291).
     initial: timedelta = timedelta(seconds=10)
     maximum: timedelta = timedelta(seconds=300)
     stable_after: timedelta = timedelta(seconds=600)
@@ -93,6 +94,7 @@ def next_entry(
     if entry is None or (event_at is not None and has_expired(entry, event_at)):
         delay = curve.initial
     else:
+        # At least `initial`, because the pod's annotation may have raised it since.
         delay = min(max(entry.delay * 2, curve.initial), curve.maximum)
     return BackoffEntry(delay, now, curve, cause)
 
@@ -140,6 +142,8 @@ class BackoffWait:
 def restart_key(pod: Pod, container: Container | EphemeralContainer) -> BackoffKey:
     """Return the key of a container. A changed image or changed resources give another key."""
     meta = pod.metadata
+    # As in the kubelet, whose key is a hash of name, image and resources: a changed container is not punished for the
+    # old one.
     resources = msgspec.json.encode(container.resources, order="deterministic").decode()
     return (meta.name or "", meta.namespace or "", meta.uid or "", container.name, container.image or "", resources)
 
@@ -223,8 +227,10 @@ class BackoffTable:
         known = self._exits.get(key)
         if known is None or (known.container_id, known.finished_at) != (last.id, last.finished_at):
             at = min(last.finished_at - wall_ahead, now)
+            # Only after a restart of the agent: otherwise the exit was seen in time, and the other rule covers a jump.
             if key in self._restored and at < self._entries[key].updated_at:
                 at = now
+            # Seed 387: the clock jumped 5530 s ahead before the exit was seen, and the container restarted at once.
             by_former_clock = last.finished_at - self._wall_ahead.get(key, wall_ahead)
             if by_former_clock <= now:
                 at = max(at, by_former_clock)
@@ -285,6 +291,7 @@ class BackoffTable:
         entry = self._entries.get(key)
         if entry is None or key not in self._restored:
             return entry
+        # The settings may have changed while the agent was down.
         return replace(entry, delay=min(entry.delay, (curve or self._curve).maximum))
 
     def _put(self, key: BackoffKey, uid: PodUID, entry: BackoffEntry) -> None:

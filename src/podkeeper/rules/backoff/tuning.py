@@ -47,4 +47,5 @@ def _delay(text: str | None) -> timedelta | None:
     try:
         return min(timedelta(microseconds=parse_duration(text) // 1000), LONGEST_DELAY)
     except BadInput:
+        # An invalid annotation must not keep the pod from running.
         return None

@@ -23,10 +23,13 @@ from podkeeper.rules.container.restart import is_sidecar
 from podkeeper.rules.qos import BEST_EFFORT, BURSTABLE, qos_of
 from podkeeper.rules.resources import Amounts, amounts_of, container_total, limits_of, may_be_pod_level, pod_requests
 
+# The kernel's limits for cpu.shares, as in the kubelet.
 MIN_SHARES: Final = 2
 MAX_SHARES: Final = 262144
 SHARES_PER_CPU: Final = 1024
+# The kubelet's default of cpuCFSQuotaPeriod.
 PERIOD_MICROSECONDS: Final = 100_000
+# The kernel rejects a smaller quota.
 MIN_QUOTA_MICROSECONDS: Final = 1000
 
 

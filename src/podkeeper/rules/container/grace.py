@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from podkeeper.model.k8s.core import Container, Pod
 
+# The kubelet's minimumGracePeriodInSeconds.
 MIN_STOP_SECONDS = 2
 
 
@@ -42,6 +43,7 @@ class GraceBudget:
 
     def after(self, spent_seconds: float) -> "GraceBudget":
         """Return the budget after a step. Fractions of a second are not charged."""
+        # As in the kubelet, which subtracts whole seconds.
         return GraceBudget(self.seconds - int(spent_seconds))
 
 
@@ -59,9 +61,11 @@ def container_grace_seconds(pod: Pod, container: Container, reason: KillReason) 
     The grace period of a deletion has priority. The grace period of a probe applies only if the pod's spec sets one,
     too. It may be longer than that of the spec.
     """
+    # The user's decision at the deletion counts, also for a container that a probe stops at the same time.
     if pod.metadata.deletion_grace_period_seconds is not None:
         return pod.metadata.deletion_grace_period_seconds
     spec_grace = pod.spec.termination_grace_period_seconds
+    # Only pods that did not go through defaulting have none.
     if spec_grace is None:
         return MIN_STOP_SECONDS
     probe_grace = _probe_grace_seconds(container, reason)

@@ -28,6 +28,7 @@ def container_hash(container: Container) -> str:
 @lru_cache(maxsize=_CACHED_HASHES)
 def _hash(name: str, image: str) -> str:
     fields = msgspec.json.encode({"image": image, "name": name})
+    # The kubelet hashes the text of Go's spew.Fprintf("%#v") of the JSON bytes.
     printed = "([]uint8)[" + " ".join(map(str, fields)) + "]"
     return f"{_fnv1a_32(printed.encode()):x}"
 

@@ -101,6 +101,7 @@ def container_should_restart(container: Container, pod: Pod, newest: ContainerRe
         case RecordState.RUNNING:
             return False
         case RecordState.CREATED | RecordState.UNKNOWN:
+            # Neither has an exit code that a restart policy could judge.
             return True
         case RecordState.EXITED:
             return restarts_after_exit(container, pod.spec, newest.exit_code)

@@ -22,6 +22,7 @@ from podkeeper.model.wire import QuantityLike
 from podkeeper.rules import resources
 from podkeeper.rules.defaults.parts import default_container, default_volume, each, if_given
 
+# DefaultTerminationGracePeriodSeconds of the API.
 GRACE_SECONDS: Final = 30
 
 

@@ -19,6 +19,7 @@ _IDENTIFIER: Final = re.compile(r"[a-f0-9]{64}")
 _KNOWN_DIGEST: Final = re.compile(r"sha256:[a-f0-9]{64}|sha384:[a-f0-9]{96}|sha512:[a-f0-9]{128}")
 
 _HUB: Final = "docker.io"
+# The limit of the reference grammar (distribution/reference).
 _LONGEST_NAME: Final = 255
 
 

@@ -22,6 +22,7 @@ from typing import Final, NewType
 
 COMPRESSED: Final = ".gz"
 UNFINISHED: Final = ".tmp"
+# The kubelet requires 3 s. A fast log would exceed its limit by far in that time.
 MIN_INTERVAL_SECONDS: Final = 1.0
 
 Stamp = NewType("Stamp", str)

@@ -18,6 +18,7 @@ from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.naming import container_log_path, log_directory_name
 
 SUFFIX: Final = ".log"
+# NAME_MAX of Linux file systems.
 _LONGEST_NAME: Final = 255
 
 

@@ -18,6 +18,7 @@ from podkeeper.rules.patch.errors import OperationError, PatchError, PatchTooLar
 from podkeeper.rules.patch.pointer import AFTER_LAST, BadPointer, index_in, member, pointer_to, tokens_of
 from podkeeper.rules.patch.value import Json, JsonObject, check_depth, same, type_name
 
+# The API server's limits for JSON patches.
 MAX_OPERATIONS = 10_000
 MAX_COPY_BYTES = 3 * 1024 * 1024
 

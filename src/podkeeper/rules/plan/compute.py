@@ -43,6 +43,7 @@ def compute_pod_actions(
 ) -> PodActions:
     """Return the plan of one sync. Probe results are keyed by the runtime's container IDs."""
     sandbox = sandbox_change(bool(pod.spec.host_network), record.sandboxes)
+    # Before the other cases: the old containers must be removed before any of them is judged alone.
     if restart_all_containers:
         return _reset(pod, record, sandbox)
     # Reversed, because records are newest first and the last one of each name stays in the dict.
@@ -85,6 +86,7 @@ def _replace_sandbox(pod: Pod, newest: Newest, sandbox: SandboxChange) -> PodAct
     """Stop everything. Create a new sandbox and begin again, unless the pod has completed."""
     remaining = _unfinished(pod, newest)
     all_succeeded = bool(pod.spec.containers) and not remaining
+    # As in the kubelet: a completed pod whose sandbox died must not start again.
     if all_succeeded or _has_run_once(pod, newest, sandbox):
         return PodActions(kill_pod=True, sandbox_id=sandbox.sandbox_id, attempt=sandbox.attempt)
     has_init_containers = bool(pod.spec.init_containers)
@@ -93,6 +95,7 @@ def _replace_sandbox(pod: Pod, newest: Newest, sandbox: SandboxChange) -> PodAct
         create_sandbox=True,
         sandbox_id=sandbox.sandbox_id,
         attempt=sandbox.attempt,
+        # As in the kubelet, all init containers run again in a new sandbox.
         init_containers_to_start=(0,) if has_init_containers else (),
         containers_to_start=() if has_init_containers else remaining,
     )
@@ -201,6 +204,7 @@ class _KillCause:
 
 def _kill_cause(container: Container, found: ContainerRecord, probes: ProbeResults) -> _KillCause | None:
     """Return why a running container must be killed. None if it is kept."""
+    # The kubelet's order: a changed spec restarts the container whatever its restart policy is, so it counts first.
     if found.spec_hash != container_hash(container):
         return _KillCause(f"Container {container.name} definition changed", KillReason.SPEC_CHANGED)
     if probes.liveness.get(found.id) is ProbeResult.FAILURE:

@@ -78,10 +78,12 @@ def init_actions(pod: Pod, newest: Newest, probes: ProbeResults) -> InitActions:
     if _app_container_exists(pod.spec.containers, newest):
         to_start, to_kill = _sidecars_to_restart(init_containers, newest, probes)
         return InitActions(Initialization.DONE, tuple(to_start), tuple(to_kill))
+    # From the last to the first: earlier init containers may have been removed after they succeeded.
     frontier = _frontier(init_containers, newest)
     if frontier is None:
         return InitActions(Initialization.IN_PROGRESS, to_start=(0,))
     step = _frontier_step(pod, init_containers[frontier], newest[init_containers[frontier].name], probes)
+    # Nothing else is started: the pod ends, and its sidecars are stopped with it.
     if step.failed:
         return InitActions(Initialization.FAILED)
     to_start, to_kill = _sidecars_to_restart(init_containers[:frontier], newest, probes)
@@ -179,6 +181,7 @@ def _running_sidecar_step(container: Container, found: ContainerRecord, probes: 
 
 def _failed(found: ContainerRecord) -> bool:
     """Return whether an exited init container failed. OOM-killed counts as failed with any exit code."""
+    # As in the kubelet: an OOM kill of a child process can leave exit code 0.
     return found.exit_code != 0 or found.reason == "OOMKilled"
 
 

@@ -48,6 +48,7 @@ def with_probe_flags(
     was ready. None: use the pod's Ready condition in the API for all containers, as the kubelet does. After a restart
     of the kubelet, static pods are therefore not ready, because no manifest has a status.
     """
+    # k/k 100277: with the kubelet's rule, a restart of the agent makes pods NotReady until their first probe.
     was_ready = _ids(status) if published is None and _was_ready(pod.status) else _ready_ids(published or ())
     regular = {container.name: container for container in reversed(pod.spec.containers)}
     changed = status
@@ -139,6 +140,7 @@ def _is_ready(container: Container | None, found: ContainerStatus, view: ProbeVi
     unprobed = (found.name, ProbeKind.READINESS) not in view.workers
     if container is None or not predates_agent(found, view.own, view.agent_started):
         return unprobed
+    # k/k 135795: a container that was not ready before the restart must not become ready by default.
     if container.readiness_probe is not None and found.container_id not in was_ready:
         return False
     return unprobed or result is None

@@ -18,6 +18,7 @@ from podkeeper.rules.probe.net import resolve_port
 from podkeeper.rules.probe.report import ProbeOutcome, Report, output_text
 from podkeeper.rules.probe.url import probe_url
 
+# Go's HTTP client, and therefore the kubelet, follows at most ten redirects.
 MAX_REQUESTS = 10
 """After this many requests, another redirect to the same host is an error."""
 

@@ -12,7 +12,9 @@ from enum import Enum, StrEnum
 
 from podkeeper.model.messages import EventType, PodEvent, ProbeKind, ProbeResult
 
+# The kubelet's maxProbeRetries.
 MAX_EXECUTIONS = 3
+# The kubelet's limit for HTTP bodies and command output.
 MAX_OUTPUT_BYTES = 10 * 1024
 
 UNHEALTHY = "Unhealthy"

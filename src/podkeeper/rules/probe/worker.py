@@ -48,7 +48,9 @@ INITIAL_RESULTS = {
 }
 """The result until the first outcome reaches its threshold."""
 
+# The default of periodSeconds in the API.
 DEFAULT_PERIOD_SECONDS = 10
+# Sub-second probes are a deviation from the kubelet (k/k 38778). The minimum protects the node from a typo.
 MIN_PERIOD_MILLISECONDS = 100
 PERIOD_ANNOTATION_PREFIX = "probe-period-milliseconds.podkeeper.io"
 
@@ -177,6 +179,8 @@ def count_outcome(state: Probing, target: Target, outcome: ProbeResult | None) -
             streak = Streak(outcome, 1)
     if streak.count < _threshold(target.probe, outcome):
         return ProbeStep(replace(state, streak=streak), ProbeReason.BELOW_THRESHOLD)
+    # As in the kubelet: a failed container is about to be restarted, and further executions would only repeat its
+    # event.
     decided = target.kind is ProbeKind.STARTUP or (target.kind is ProbeKind.LIVENESS and outcome is ProbeResult.FAILURE)
     next_state = OnHold(state.container_id) if decided else replace(state, streak=streak)
     return ProbeStep(next_state, ProbeReason.DECIDED, store=outcome)
@@ -209,6 +213,7 @@ def probe_period_seconds(pod: Pod, target: Target) -> float:
     if text is None:
         milliseconds = (target.probe.period_seconds or DEFAULT_PERIOD_SECONDS) * 1000
     elif text.isascii() and text.isdigit() and len(text) <= 9:
+        # Not `int(text)` alone: it also accepts spaces, signs, underscores and digits of other scripts.
         milliseconds = int(text)
     else:
         full_name = f"{pod.metadata.namespace or 'default'}/{pod.metadata.name}"
@@ -227,6 +232,7 @@ def first_tick_delay_seconds(period_seconds: float, agent_age_seconds: float, fr
     A new agent starts the workers of all its pods at once. `fraction`, drawn by the caller from [0, 1), spreads them
     over a period.
     """
+    # Only for a young agent: later, pods are added one by one, and their first probe must not be delayed.
     return period_seconds * fraction if agent_age_seconds < period_seconds else 0.0
 
 
@@ -244,6 +250,8 @@ def _with_container(
         case OnHold(container_id=old):
             streak, forget = None, old
         case Probing(container_id=old, streak=streak):
+            # The kubelet does not reset the streak for a new container unless it was on hold. Recorded traces depend on
+            # it.
             forget = old
     store = _first_result(target, found, known)
     return ProbeStep(Probing(container_id, streak, known.monotonic), ProbeReason.DUE, store=store, forget=forget)
@@ -267,6 +275,7 @@ def _if_probeable(
         if exit_ is None or _restarts(target.container, exit_.exit_code, known):
             return replace(step, reason=ProbeReason.NOT_RUNNING, store=ProbeResult.FAILURE)
         return replace(step, state=Stopped(container_id), reason=ProbeReason.NO_RESTART, store=ProbeResult.FAILURE)
+    # Readiness probes continue, as in the kubelet, because a terminating pod may still receive requests.
     if known.pod.metadata.deletion_timestamp is not None and target.kind is not ProbeKind.READINESS:
         # Store a success, so that no other module kills or restarts the container because of an old result.
         return replace(step, state=Stopped(container_id), reason=ProbeReason.POD_DELETED, store=ProbeResult.SUCCESS)

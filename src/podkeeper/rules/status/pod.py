@@ -100,6 +100,7 @@ def api_pod_status(pod: Pod, view: PodView, node: NodeView) -> PodStatus:
         resources=pod_resources(pod, old, view.actual_resources),
         allocated_resources=allocated_resources(pod.spec),
     )
+    # Before the conditions, which depend on the phase.
     status = _with_phase(status, phase, pod.status, old, view)
     status = with_probe_flags(pod, status, view.probes, _by_latest_readiness(old, pod.status))
     status = replace(status, conditions=_conditions(pod, view, old, status))
@@ -150,6 +151,7 @@ def _has_regular_container_in_sandbox(pod: Pod, record: PodRecord) -> bool:
 def _with_phase(status: PodStatus, phase: Phase, in_api: PodStatus, old: PodStatus, view: PodView) -> PodStatus:
     """Return the status with phase, reason and message."""
     final_phase: str | None = phase
+    # Seed 194: a preempted pod became Succeeded, because its containers exited with 0 before the watch showed Failed.
     if view.terminal_phase_is_final or not is_terminal(phase):
         final_phase = next((each.phase for each in (old, in_api) if is_terminal(each.phase)), phase)
     reason = message = None
@@ -157,8 +159,10 @@ def _with_phase(status: PodStatus, phase: Phase, in_api: PodStatus, old: PodStat
         reason = old.reason or in_api.reason or None
         message = old.message or in_api.message or None
     is_final = view.terminal_phase_is_final and is_terminal(old.phase)
+    # An eviction must not change an end that was already published.
     if view.eviction is not None and not is_final:
         final_phase, reason, message = Phase.FAILED, view.eviction.reason or None, view.eviction.message or None
+    # Other components may have acted on a terminal phase in the API, so it never changes (k/k 58711).
     if is_terminal(in_api.phase):
         final_phase = in_api.phase
     return replace(status, phase=final_phase, reason=reason, message=message)

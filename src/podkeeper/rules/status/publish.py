@@ -149,6 +149,7 @@ def accept_status(
     pod: Pod, status: PodStatus, cached: CachedStatus | None, mirror: Pod | None, now: datetime
 ) -> Acceptance:
     """Decide about a computed status. A pod that is being deleted always gets a new version."""
+    # The status was computed from this version of the spec.
     seen = replace(status, observed_generation=pod.metadata.generation or None)
     store = StoreMode.IF_CHANGED if pod.metadata.deletion_timestamp is None else StoreMode.ALWAYS
     return accept(pod, seen, cached, mirror, now, store)
@@ -173,6 +174,7 @@ def accept(
     problem = illegal_transition(pod.spec, old, status)
     if problem is not None:
         return IllegalTransition(problem)
+    # The times first: without them, each new status would differ from the cached one.
     new = normalised(pod.spec, _with_history(status, old, format_time(now)))
     if cached is not None and store is StoreMode.IF_CHANGED and equal_by_kubelet(cached.status, new):
         return Unchanged()
@@ -193,7 +195,9 @@ def aligned_with(in_api: Pod, status: PodStatus, first: bool) -> PodStatus:
 
     `first`: no status of this pod was aligned since the agent started or forgot the pod.
     """
+    # Seed 450: after a full disk and an old list, the agent removed a running ephemeral container from the status.
     status = _with_ephemeral_containers_of(in_api, status)
+    # Only for the first status. Later, a count that another client overwrites is corrected instead of accepted.
     return _with_restart_counts_of(in_api.status, _with_times_of(in_api.status, status)) if first else status
 
 
@@ -271,6 +275,7 @@ def illegal_transition(spec: PodSpec, old: PodStatus, new: PodStatus) -> str | N
     A terminated container that may not restart cannot wait or run. Init container statuses must be in the order of
     the spec, because otherwise the status of one could be compared with another.
     """
+    # Any container may run again, so no transition is illegal.
     if spec.restart_policy == RestartPolicy.ALWAYS or could_restart_all(spec):
         return None
     revived = {status.name for status in new.container_statuses or () if status.state.terminated is None}
@@ -328,6 +333,7 @@ def is_behind(restored: CachedStatus, pod: Pod) -> bool:
     This happens if the disk was full, so that a status was sent without a durable checkpoint.
     """
     ours, shown = restored.status, pod.status
+    # Fields that change in one direction come first, because they also work for checkpoints without a snapshot.
     if _is_newer(shown, ours):
         return True
     return not _is_newer(ours, shown) and _was_sent_later(pod, restored)
@@ -349,6 +355,7 @@ def _was_sent_later(pod: Pod, restored: CachedStatus) -> bool:
     shown = restored.shown
     if shown is None or shown.uid != pod.metadata.uid:
         return False
+    # An object of the same or an older version cannot contain anything sent after the checkpoint.
     if not is_older(shown.resource_version, pod.metadata.resource_version or ""):
         return False
     return status_digest(pod.status) not in (status_digest(restored.status), shown.digest, *shown.unanswered)
@@ -365,6 +372,7 @@ def snapshot_of(pod: Pod, unanswered: tuple[str, ...] = ()) -> ApiSnapshot:
 
 def status_digest(status: PodStatus) -> str:
     """Return a digest of the phase, and of the regular and init containers. Only the agent writes these fields."""
+    # No conditions: other writers set conditions, too, and the checkpoint would look older than the API.
     fields = (status.phase, [_digest_fields(each) for each in _containers_of(status).values()])
     return blake2b(msgspec.json.encode(fields), digest_size=12).hexdigest()
 
@@ -423,6 +431,7 @@ def is_urgent(old: PodStatus | None, new: PodStatus) -> bool:
     `old` is the previous status. None: there was none.
     """
     was_terminal, was_ready = (False, False) if old is None else (is_terminal(old.phase), _is_ready(old))
+    # Services and controllers wait for these changes, so they are sent first in a burst (k/k 39113, 27385).
     return is_terminal(new.phase) != was_terminal or _is_ready(new) != was_ready
 
 
@@ -465,6 +474,7 @@ def merged_status(api_pod: Pod, new: PodStatus, *, could_run: bool, now: datetim
     if becomes_terminal and not could_run:
         # The transition time is now, because the condition was held back until all containers had stopped.
         new = _with_transition_time(new, old, DISRUPTION_TARGET, moment)
+    # Conditions of other writers first, and from the API, because our copy of them may be old.
     conditions = tuple(each for each in old.conditions or () if not is_ours(each))
     for condition in new.conditions or ():
         if is_ours(condition):
@@ -478,6 +488,7 @@ def merged_status(api_pod: Pod, new: PodStatus, *, could_run: bool, now: datetim
         extended_resource_claim_status=old.extended_resource_claim_status,
         node_allocatable_resource_claim_statuses=old.node_allocatable_resource_claim_statuses,
     )
+    # Controllers take a terminal phase as the end of all containers, and may start a replacement.
     if becomes_terminal and could_run:
         to_send = replace(to_send, phase=old.phase, reason=old.reason, message=old.message)
     return MergedStatus(_unready_if_terminal(api_pod, to_send, moment), new)
@@ -487,6 +498,7 @@ def _unready_if_terminal(pod: Pod, status: PodStatus, now: str) -> PodStatus:
     """Set the Ready conditions to False if the phase is terminal."""
     if not is_terminal(status.phase):
         return status
+    # A terminated pod must not receive requests, even if its last probe succeeded.
     shown = [find_condition(status.conditions, each) for each in (READY, CONTAINERS_READY)]
     if not any(condition is not None and condition.status == TRUE for condition in shown):
         return status

@@ -19,6 +19,7 @@ from podkeeper.rules.status.phase import Phase, is_terminal
 CONTAINER_STATUS_UNKNOWN = "ContainerStatusUnknown"
 """The reason of an exit that was not observed."""
 
+# Never 0: a container whose exit is unknown must not count as a success (k/k PR 88440).
 UNSEEN_EXIT_CODE = 137
 """The exit code of an exit that was not observed, as for SIGKILL."""
 
@@ -71,6 +72,7 @@ def terminated_status(pod: Pod, cached: PodStatus | None) -> PodStatus:
     if attempted:
         rest = (status.init_container_statuses or ())[len(attempted) :]
         status = replace(status, init_container_statuses=(*(_with_terminated_states(attempted) or ()), *rest))
+    # The API object is deleted only with a terminal phase.
     if not is_static_pod(pod) and not is_terminal(status.phase):
         status = replace(status, phase=Phase.FAILED)
     return status

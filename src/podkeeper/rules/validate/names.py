@@ -16,6 +16,7 @@ from podkeeper.model.k8s import meta
 
 Problems = Iterator[Problem]
 
+# TotalAnnotationSizeLimitB of the API server.
 ANNOTATION_BYTES: Final = 256 * 1024
 NOT_NEGATIVE: Final = "must be greater than or equal to 0"
 POSITIVE: Final = "must be greater than 0"

@@ -94,12 +94,15 @@ def _updated(state: State, update: Update, runtime: PodRecord | None) -> Step:
         return Step(state)  # without its configuration, a pod can only be killed
     match state:
         case Unknown() if _terminated_before(update, runtime):
+            # After a restart of the agent. It begins with the cleanup and not as finished, because the last agent may
+            # have died before it.
             return _update_terminated(Terminated(Cause.COMPLETED, Idle()), update)
         case Unknown() | Waiting() | Syncing():
             return _update_running(state, update)
         case TerminationRequested(termination=termination) | Terminating(termination=termination) if (
             update.type is UpdateType.CREATE
         ):
+            # A worker never moves back. Housekeeping creates the pod again once this worker has finished.
             return Step(replace(state, termination=replace(termination, restart_requested=True)))
         case Terminated() | Finished() | NeverStarted() if update.type is UpdateType.CREATE:
             return Step(replace(state, restart_requested=True))
@@ -120,6 +123,7 @@ def _update_running(state: Unknown | Waiting | Syncing, update: Update) -> Step:
             known, activity = pod_in(pending), Idle()
         case Syncing(activity=activity):
             known = _configuration(activity)
+    # A kill by housekeeping has only the runtime's record. With the known spec, hooks and grace period still apply.
     subject = update.pod or known or update.subject
     cause = _termination_cause(update)
     if cause is not None:
@@ -147,6 +151,7 @@ def _update_stopping(state: Stopping, update: Update, subject: Pod | PodRecord, 
         status_function=kill.status_function or state.termination.status_function,
     )
     work = replace(_work(update, subject), grace_seconds=grace.seconds)
+    # The current sync may wait for an image pull, or for a stop with the old grace period (k/k 117373).
     return submit(replace(state, termination=termination), work, preempt=preempt or grace.changed)
 
 
@@ -161,6 +166,7 @@ def _terminated_before(update: Update, runtime: PodRecord | None) -> bool:
     return (
         update.pod is not None
         and is_terminal(update.pod.status.phase)
+        # A pod that was not inspected yet may still run. Cleaning it up would leave its containers running forever.
         and runtime is not None
         and all(container.state is not RecordState.RUNNING for container in runtime.containers)
         and not any(sandbox.ready for sandbox in runtime.sandboxes)
@@ -171,6 +177,7 @@ def _termination_cause(update: Update) -> Cause | None:
     """Return why this update terminates the pod. None if it does not."""
     if update.pod is None:
         return Cause.ORPHANED
+    # Before the phase: a completed pod keeps its directories and logs, a deleted one does not.
     if update.pod.metadata.deletion_timestamp is not None:
         return Cause.DELETED
     if is_terminal(update.pod.status.phase):
@@ -222,6 +229,7 @@ def _after_housekeeping(state: State, desired: bool) -> Step:
     """Remove finished pods that are orphaned or restarted. Terminate orphaned pods, and repeat their syncs."""
     match state:
         case Finished(restart_requested=True) | NeverStarted(restart_requested=True):
+            # Even if the pod is desired: forgetting it lets housekeeping create it again.
             return Step(Unknown())
         case _ if desired:
             return Step(state)

@@ -62,6 +62,7 @@ def submit(state: Active, work: Work, orders: tuple[Order, ...] = (), *, preempt
         case Idle() as idle:
             return start_sync(state, idle, work, orders)
         case ReadingStatus() | RunningSync() as busy:
+            # One pending update and no backlog: a sync always uses the newest spec.
             pending = replace(state, activity=replace(busy, pending=latest(busy.pending, work)))
             return Step(pending, (*orders, Cancel()) if preempt else orders)
 
@@ -72,6 +73,7 @@ def repeat(state: Active) -> Step:
         case Idle() as idle:
             return start_sync(state, idle, last_work(idle).again())
         case ReadingStatus(pending=None) | RunningSync(pending=None) as busy:
+            # The current sync began before this request and may already have passed the step that must be repeated.
             return Step(replace(state, activity=replace(busy, pending=busy.work.again())))
         case _:
             return Step(state)
@@ -112,6 +114,7 @@ def start_sync(state: Active, idle: Idle, work: Work, orders: tuple[Order, ...] 
     reading = ReadingStatus(_sync_kind(state, work), work, idle.last_sync_at)
     if reading.kind is SyncKind.TERMINATING_RUNTIME:  # killing all containers needs no status
         return _call(state, reading, orders)
+    # Newer than the last sync, because an older status would not show what that sync started.
     return Step(replace(state, activity=reading), (*orders, ReadStatus(idle.last_sync_at)))
 
 
@@ -131,6 +134,7 @@ def sync_step(state: Active, event: SyncEvent, timing: SyncTiming) -> Step:
         case SyncFailed(at=at, retry_delay=retry_delay), RunningSync() as running:
             return _end_sync(state, running, at, (Enqueue(timing.after(retry_delay)),))
         case Synced(at=at, is_terminal=True), RunningSync(kind=SyncKind.SYNC) as running:
+            # A kill that arrived during the sync keeps its grace period, signals and cause.
             termination = state.termination if isinstance(state, TerminationRequested) else Termination(Cause.COMPLETED)
             return _change_state(Terminating(termination, running), running, at, (AT_ONCE,))
         case Synced(at=at, is_terminal=False), RunningSync() as running:

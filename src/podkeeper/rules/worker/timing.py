@@ -29,8 +29,11 @@ class BackoffRemaining:
 class SyncTiming:
     """Delays before the next sync, without jitter."""
 
+    # The default of the kubelet's syncFrequency.
     resync_seconds: float = 60
+    # The kubelet's backOffPeriod.
     error_seconds: float = 10
+    # The kubelet's backOffOnTransientErrorPeriod.
     network_seconds: float = 1
 
     def after(self, retry_delay: RetryDelay | BackoffRemaining) -> float:
@@ -50,6 +53,7 @@ DEFAULT_TIMING = SyncTiming()
 def retry_delay_after(error: Exception, now: datetime) -> RetryDelay | BackoffRemaining:
     """Return the delay before a retry. The earliest of several backoffs counts."""
     errors = _leaves(error)
+    # Transient errors come first, as in the kubelet.
     if any(isinstance(each, NetworkNotReady) for each in errors):
         return RetryDelay.NETWORK_NOT_READY
     if ends := [each.until for each in errors if isinstance(each, InBackoff)]:

@@ -109,6 +109,8 @@ class WorkerTable:
         if uid not in self._workers:
             self._workers[uid] = _WorkerEntry(_full_name(update.subject), Unknown())
             if update.pod is not None and mirror.is_static_pod(update.pod):
+                # At the first sight, so that static pods of one name start in the order in which they were received
+                # (k/k 104648).
                 self._static_order.join(self._workers[uid].full_name, uid)
         return self._send(uid, Updated(update, runtime))
 
@@ -126,6 +128,7 @@ class WorkerTable:
         result = SyncKnownPodsResult({}, {})
         for uid, worker in list(self._workers.items()):
             before, is_desired = worker.state, uid in desired
+            # Housekeeping took 5 % of a core with 10,000 pods at rest before this shortcut.
             if is_desired and is_kept_by_housekeeping(before):  # the usual case
                 result.known[uid] = worker.known()
                 continue
@@ -179,6 +182,8 @@ class WorkerTable:
         result = step(worker.state, event, self._timing)
         worker.state = result.state
         if isinstance(worker.state, Finished | NeverStarted | Unknown):
+            # Also when the worker is forgotten. A name that stays taken would block its next static pod forever (k/k
+            # 107483).
             self._static_order.leave(worker.full_name, uid)
         if isinstance(worker.state, Unknown):
             del self._workers[uid]
