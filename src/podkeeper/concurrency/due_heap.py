@@ -43,6 +43,7 @@ class DueHeap(Generic[K, T]):
         """Return the earliest time. None if there is no key."""
         while self._heap:
             due, key = self._heap[0]
+            # An entry with another time is a leftover: the key was set again or discarded.
             if self._due.get(key) == due:
                 return due
             heapq.heappop(self._heap)

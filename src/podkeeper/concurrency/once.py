@@ -28,6 +28,7 @@ class LogOnce(Generic[K]):
         Use it for texts that differ each time.
         """
         is_new = subject not in self._logged
+        # The format and not the text: the texts differ each time, and only the first one is logged as a warning.
         self._logged.setdefault(subject, message)
         self._logger.log(self._level if is_new else logging.DEBUG, message, *arguments)
 

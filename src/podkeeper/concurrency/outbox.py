@@ -30,6 +30,7 @@ K = TypeVar("K", bound=Hashable)
 _NOT_URGENT_EVERY = 4
 """Every fourth started key is not urgent, so that urgent keys cannot starve the others."""
 
+# The kubelet retries a failed status with its next batch, at most 10 s later.
 _DELAY = GrowingDelay(first_seconds=1.0, longest_seconds=30.0)
 
 
@@ -58,6 +59,8 @@ class Outbox(Generic[K]):
 
     def offer(self, key: K, target: Hashable, *, urgent: bool = False, at_once: bool = False) -> None:
         """Queue a key. `at_once`: even if it is held after a failure."""
+        # A static pod with a fixed UID can get another name. The end of a send in flight is looked up at its old
+        # target.
         if self._flight(key) is None:  # a send in flight keeps its target
             self._targets[key] = target
         if key in self._held and not at_once:
@@ -102,7 +105,9 @@ class Outbox(Generic[K]):
         delay = None
         if failed:
             self._failures[key] = self._failures.get(key, 0) + 1
+            # The key was offered again during the failed send. One retry covers both.
             self._held[key] = flight.urgent | parked.pop(key, False)
+            # Jitter, so that the retries of many pods do not reach the API at the same time after an outage.
             delay = self._delay.after(self._failures[key]) * (0.5 + fraction / 2)
         else:
             self._failures.pop(key, None)
@@ -134,6 +139,7 @@ class Outbox(Generic[K]):
             parked = self._parked.setdefault(target, {})
             parked[key] = parked.get(key, False) | urgent
         elif urgent:
+            # A key is in one queue only. It became urgent while it waited.
             self._others.pop(key, None)
             self._urgent[key] = None
         elif key not in self._urgent:

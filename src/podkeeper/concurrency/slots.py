@@ -35,6 +35,7 @@ class Slots(Generic[K]):
         self._on_free = on_free
         self._on_expired = on_expired
         self._taken: dict[K, float] = {}  # holder -> end of its lease
+        # The number breaks ties between equal ranks. Holders and futures cannot be compared.
         self._waiting: list[tuple[int, int, K, float, asyncio.Future[None]]] = []
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
@@ -61,6 +62,7 @@ class Slots(Generic[K]):
             return
         granted = asyncio.get_running_loop().create_future()
         lease = self._lease_seconds if lease_seconds is None else lease_seconds
+        # A cancelled caller stays in the heap, because removing it there is expensive. `_serve` skips it.
         heapq.heappush(self._waiting, (rank, next(self._numbers), holder, lease, granted))
         try:
             await granted
@@ -90,10 +92,12 @@ class Slots(Generic[K]):
         if self._waiting:
             self._set_timer(loop)
         elif self._on_free is not None and len(self._taken) < self._slots:
+            # Only if no `acquire` waits. Otherwise work that calls `take` would overtake the waiting callers.
             self._on_free()
 
     def _expire(self, now: float) -> bool:
         """Free the slot whose lease ended first. Return whether there was one."""
+        # A linear search over a few slots. It runs only while all of them are taken.
         holder, end = min(self._taken.items(), key=lambda lease: lease[1])
         if end > now:
             return False
@@ -104,6 +108,7 @@ class Slots(Generic[K]):
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         end = min(self._taken.values())
+        # One timer for all leases, at the earliest end. A later lease sets it again.
         if self._timer is not None and self._timer.when() <= end:
             return
         self.cancel_timer()
@@ -137,6 +142,7 @@ class Tickets(Generic[K]):
         now = self._monotonic()
         while self._tickets:
             idle, (ticket, used) = self._tickets.popitem(last=False)
+            # The order of the dict is the order of last use, so the first ticket that is still valid ends the search.
             if used + self._expiry_seconds > now:
                 self._tickets[idle] = ticket, used
                 self._tickets.move_to_end(idle, last=False)
@@ -147,5 +153,6 @@ class Tickets(Generic[K]):
 
     def renew(self, owner: K, ticket: int) -> None:
         """Count a ticket as used now. A ticket that expired during a call becomes valid again."""
+        # The ticket may have expired during a long call, and another call of the owner may have drawn a new one.
         newer, _ = self._tickets.pop(owner, (ticket, 0.0))
         self._tickets[owner] = min(ticket, newer), self._monotonic()

@@ -39,6 +39,7 @@ def in_thread(work: Callable[[], T], name: str, start: Start = start_daemon) -> 
         try:
             result = work()
         except BaseException as error:
+            # Also SystemExit and KeyboardInterrupt: otherwise the caller would wait forever.
             result = error
         with suppress(RuntimeError):  # the loop is closed, so no caller is left
             loop.call_soon_threadsafe(finish, result)
