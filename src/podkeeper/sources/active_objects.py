@@ -64,6 +64,8 @@ class ActiveObjects:
         for location, found in content.items():
             lost = [item for item in found.items if owners[item.key] != location]
             problems[location] += [_duplicate(item, owners[item.key]) for item in lost]
+            # The file probably renamed an object to a name that is taken. Its former object stays until the conflict is
+            # solved.
             if lost and found.is_complete:
                 retained[location] = tuple(item for item in _others(before[location], found) if item.key not in owners)
         self._by_location = {
@@ -115,6 +117,7 @@ def _owners(
     owners: dict[ObjectKey, str] = {}
     for location, found in content.items():
         for item in (*found.items, *retained.get(location, ())):
+            # The former owner keeps a name. Otherwise a new file that sorts first would replace a running pod.
             if item.key not in owners or had.get(item.key) == location:
                 owners[item.key] = location
     return owners

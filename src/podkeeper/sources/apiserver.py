@@ -48,6 +48,7 @@ from podkeeper.sources.stored_pods import CheckpointStore, StoreUpdate
 
 log = logging.getLogger(__name__)
 
+# Events that are already received need no wait, so without this a burst would block the event loop.
 _EVENTS_PER_TURN = 64
 
 
@@ -58,10 +59,13 @@ class WatchTiming:
     first_pause: float = 1.0  # after one failure; doubled after each further one, plus jitter of up to 100 %
     longest_pause: float = 30.0
     lasting: float = 60.0  # a stream that lasted this long is not a failure
+    # client-go trusts a silent watch, and a half-open connection then hides all changes.
     silence: float = 300.0  # without event or bookmark; servers send a bookmark every minute
     list_deadline: float = 120.0  # in case the client has no deadline
+    # client-go never lists again while a watch works. Events that a server lost would be missed forever.
     relist: float = 1800.0  # minus jitter of up to 50 %, so that nodes do not list at the same time
     fruitless_watches: int = 3  # after this many watches without events in a row, list again
+    # With the pauses between them, this is more than a minute. A cache that only lags has caught up by then.
     stale_lists: int = 7  # after this many stale lists in a row, accept the list
 
 
@@ -97,9 +101,11 @@ class ReflectorState:
         if refused:
             misread, present = {full_name(pod) for pod in refused}, {full_name(pod) for pod in pods.values()}
             for uid, pod in self._pods.items():
+                # Misread pods must not count as removed, because their containers run.
                 if full_name(pod) in misread - present:
                     pods.setdefault(uid, pod)
         self._pods = pods
+        # UIDs are never reused, and the list is newer than all deletions in here.
         self._gone.clear()
         self._complete_up_to = version_number(listed.resource_version)
         self.position = listed.resource_version
@@ -108,6 +114,7 @@ class ReflectorState:
     def take_event(self, event: ObjectEvent[Pod]) -> PodUpdate | None:
         """Process one event of the watch. Returns the update, or None if the event is not new."""
         pod, version = event.object, event.resource_version
+        # Servers may repeat events. The position must never move back.
         if not is_older(version, self.position):
             self.position = version
         if event.type is WatchType.BOOKMARK:
@@ -119,6 +126,7 @@ class ReflectorState:
         known = self._pods.get(uid)
         if event.type is WatchType.DELETED:
             return self._take_deletion(pod, version)
+        # A late event of a deleted pod would start the pod again.
         if known is None and (uid in self._gone or self._is_covered(version)):
             return None
         if known is not None and not is_newer(version, known.metadata.resource_version or ""):
@@ -196,6 +204,7 @@ class ApiSource:
         self._timing = timing
         self._state = ReflectorState()
         seen = None if checkpoints is None else checkpoints.take(API_SOURCE)
+        # Without this, a new agent would accept a list from before a deletion that the last agent saw.
         self._state.position = "" if seen is None else seen.decode(errors="replace")
         self._retries = RetryCounter(GrowingDelay(timing.first_pause, timing.longest_pause))
         self._fruitless = 0  # watches without events in a row
@@ -243,6 +252,7 @@ class ApiSource:
         for pod in refused:
             self._report_unusable(pod)
         self._must_list = False
+        # Before the update is sent: a failing receiver makes the next list due earlier.
         self._list_due = self._clock.monotonic() + self._timing.relist * (1 - self._clock.fraction() / 2)
         self._stale_lists = self._fruitless = 0
         self._report(f"listed {len(update.pods)} pods at version {listed.resource_version}")
@@ -302,6 +312,7 @@ class ApiSource:
             taken = 0
             async for event in stream:
                 await self._take(event, emit)
+                # After the event was handled: waiting for the journal is not a silence of the stream.
                 deadline.reschedule(self._deadline(loop))
                 taken += 1
                 if taken % _EVENTS_PER_TURN == 0:
@@ -319,10 +330,13 @@ class ApiSource:
     async def _store_and_send(self, update: PodUpdate, emit: SendUpdate) -> None:
         """Store the pods, then the position, then send. If the update ends a pod, wait until both are durable."""
         try:
+            # Seed 74: the pods first. A crash that keeps only the position would let the next agent start a deleted
+            # pod.
             self._store(update)
             if self._checkpoints is not None:
                 self._checkpoints.write(API_SOURCE, self._state.position.encode())
                 if _ends_pod(update):
+                    # Only for the end of a pod, because each wait for the disk delays all later events of the watch.
                     await self._checkpoints.settle(API_SOURCE)
         finally:  # send in any case, because `_state` already contains the update
             self._send(update, emit)
@@ -350,6 +364,7 @@ class ApiSource:
             self._fruitless += 1
         if end is _WatchEnd.TOO_OLD or self._fruitless >= self._timing.fruitless_watches:
             self._must_list = True
+        # Progress resets the backoff, except for TOO_OLD: a server that always answers Gone must not cause a hot loop.
         if seconds >= self._timing.lasting or (made_progress and end is not _WatchEnd.TOO_OLD):
             self._retries.succeeded()
         match end:

@@ -18,6 +18,7 @@ from podkeeper.model.manifest import Document, decode
 from podkeeper.rules.static.pod import DEFAULT_NAMESPACE
 from podkeeper.rules.validate import names
 
+# MaxSecretSize of the API, which also applies to config maps.
 MAX_BYTES: Final = 1024 * 1024
 """The maximum size of all values of one object."""
 
@@ -40,6 +41,7 @@ def secret_from(document: Document) -> Secret:
         # "from None", because the original error contains the value.
         raise BadInput(*map(_without_value, error.problems)) from None
     encoded = {key: base64.b64encode(text.encode()).decode() for key, text in (found.string_data or {}).items()}
+    # As in the API server, stringData wins over data.
     data = {**(found.data or {}), **encoded} or None
     found = replace(found, data=data, string_data=None, type=found.type or _DEFAULT_SECRET_TYPE)
     _refuse(document, _secret_problems(found))

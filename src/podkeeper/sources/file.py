@@ -39,6 +39,7 @@ from podkeeper.sources.watch import ManifestWatch
 
 log = logging.getLogger(__name__)
 
+# The default of the kubelet's fileCheckFrequency.
 PERIOD_SECONDS: Final = 20.0
 """How often all files are inspected even without events."""
 
@@ -97,6 +98,7 @@ class FileSource:
     async def _scan(self, scanner: ManifestScanner, emit: SendUpdate) -> float:
         """Inspect all files and send changes. Returns the time until the next scan if no event comes before."""
         try:
+            # Both clocks: file times are wall times, pauses are not.
             wall_ns = int(self._clock.now().timestamp() * 1e9)
             scan = await asyncio.to_thread(scanner.scan, wall_ns, self._clock.monotonic())
             self._take(scan, emit)
@@ -116,10 +118,12 @@ class FileSource:
     async def _wait_for_change(self, watch: ManifestWatch | None, seconds: float) -> None:
         """Wait for an event of the watch, but not longer than this."""
         loop = asyncio.get_running_loop()
+        # Events since the scan are not lost: they stay in the kernel's queue until `_drain` reads them.
         self._changed.clear()
         try:
             async with asyncio.timeout(seconds) as deadline:
                 if watch is not None:
+                    # Only while no scan runs: the scan uses the watch in its thread.
                     loop.add_reader(watch.fileno(), self._drain, watch, deadline)
                 await self._changed.wait()
         except TimeoutError:

@@ -36,6 +36,7 @@ from podkeeper.sources.stored_manifests import StoredManifests
 
 log = logging.getLogger(__name__)
 
+# The default of the kubelet's httpCheckFrequency.
 PERIOD_SECONDS: Final = 20.0
 """How often the URL is fetched."""
 
@@ -113,6 +114,7 @@ class HttpSource:
     async def _fetch(self, fetcher: Fetcher) -> LocationContent:
         """Return the contents of the URL. Raises FetchFailed."""
         last = self._last
+        # Without a body there is nothing that a 304 could refer to.
         fetched = await fetcher.fetch(self._etag if last is not None else "")
         if fetched is None:
             if last is None:
@@ -129,10 +131,13 @@ class HttpSource:
             # Incomplete content keeps the objects from before the restart.
             last = self._last = LocationContent(unreadable(reason, self._location), b"")
             return last
+        # Not all servers send an ETag, so the body is compared as well.
         version = hashlib.blake2b(data, digest_size=16).digest()
         if last is None or last.version != version:
+            # In a thread, because parsing a large manifest takes long.
             content = await asyncio.to_thread(self._reader.read, data, FromURL(self._url), self._location)
             last = self._last = LocationContent(content, version)
+        # Only for a body that could be read. Otherwise a 304 would confirm a body that was never used.
         self._etag = fetched.etag
         return last
 

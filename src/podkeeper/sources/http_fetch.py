@@ -90,6 +90,7 @@ class HttpFetcher:
         except TimeoutError:
             raise FetchFailed(f"cannot fetch the manifest: no response within {ANSWER_SECONDS:.0f} s") from None
         except (self._http.ClientError, OSError, ValueError) as error:
+            # Errors of aiohttp contain the URL with its password.
             reason = str(error).replace(self._url, shown_url(self._url)) or type(error).__name__
             raise FetchFailed(f"cannot fetch the manifest: {reason}") from error
 
@@ -104,6 +105,7 @@ async def _body(response: "aiohttp.ClientResponse") -> bytes:
     data = bytearray()
     async for chunk in response.content.iter_chunked(64 * 1024):
         data += chunk
+        # Checked for each chunk, because Content-Length may be missing or wrong, and the body may be compressed.
         if len(data) > MAX_BYTES:
             raise FetchFailed(f"cannot fetch the manifest: larger than {MAX_BYTES} bytes")
     return bytes(data)

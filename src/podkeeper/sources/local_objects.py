@@ -69,6 +69,7 @@ class LocalObjects:
         """Replace all objects of an owner. Returns the keys of changed objects."""
         self._by_owner[owner] = {key_of(each): each for each in objects}
         before, self._all = self._all, {}
+        # In reverse order, so that the source whose name comes first wins.
         for _, owned in sorted(self._by_owner.items(), reverse=True):
             self._all |= owned
         changed = frozenset(key for key in before.keys() | self._all.keys() if before.get(key) != self._all.get(key))

@@ -33,6 +33,7 @@ from podkeeper.sources.manifest_content import MAX_BYTES, ManifestContent, Manif
 from podkeeper.sources.manifest_paths import PathListing, list_files, printable, watch_points
 from podkeeper.sources.watch import ManifestWatch
 
+# Editors and git move a file away before they write the new one. The pod must not stop in between.
 REMOVAL_SECONDS: Final = 0.2
 """A file counts as removed after this time."""
 
@@ -99,6 +100,7 @@ class ManifestScanner:
     def close(self) -> None:
         """Close the watch. If a scan is running in its thread, that scan closes the watch at its end."""
         self._closed = True
+        # A scan may hang in its thread with a hung file system. The event loop must not wait for it.
         if self._busy.acquire(blocking=False):
             self._release()
 
@@ -168,11 +170,13 @@ class ManifestScanner:
     def _scan_file(self, path: str, listing: PathListing, state: _ScanState) -> ScannedFile | None:
         """Return the state of a file. None if it does not exist or is not complete yet."""
         known = self._files.get(path)
+        # A directory that cannot be read does not mean that its pods were removed.
         if not listing.certain:
             return known
         try:
             info = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
+            # A broken link is an error of the user. A missing file is a removal.
             if os.path.islink(path):
                 return _unreadable_file(path, "cannot read the file: the target of the symbolic link does not exist")
             return _missing(known, state)
@@ -180,6 +184,7 @@ class ManifestScanner:
             return _unreadable_file(path, f"cannot read the file: {error.strerror}")
         if known is not None and known.missing_since is not None:
             known = replace(known, missing_since=None)
+        # The writer has not closed the file yet.
         if path in state.unfinished:
             return known
         stamp = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
@@ -187,9 +192,12 @@ class ManifestScanner:
             return known
         if not stat.S_ISREG(info.st_mode):
             return _not_a_file(path, info.st_mode, stamp)
+        # Without events, a writer in progress can only be recognized by a recent change. A time in the future says
+        # nothing.
         if state.cautious and 0 <= state.wall_ns - info.st_ctime_ns < _QUIET_NS:
             state.waits.append(_QUIET_NS / 1e9)
             return known
+        # Two writes within the clock resolution have the same stamp, so a file that has just changed is read again.
         return self._read(path, known, stamp if info.st_ctime_ns < state.wall_ns - _CLOCK_RESOLUTION_NS else None)
 
     def _read(self, path: str, known: ScannedFile | None, stamp: FileStamp | None) -> ScannedFile:
@@ -219,6 +227,7 @@ def scan_once(path: str, reader: ManifestReader) -> ManifestScan:
 
 def _missing(known: ScannedFile | None, state: _ScanState) -> ScannedFile | None:
     """Return the state of a missing file: the known one until GONE_SECONDS are over, then None."""
+    # A stored file was removed while no agent ran, so there is no editor to wait for.
     if known is None or known.stored:
         return None
     since = state.now if known.missing_since is None else known.missing_since

@@ -37,6 +37,7 @@ class ObjectFiles:
             os.mkdir(self._directory, 0o700)
         descriptor = self._open_directory()
         try:
+            # The directory may have been created earlier with another umask or by hand.
             os.fchmod(descriptor, 0o700)
             found = os.listdir(descriptor)
             for name in found:
@@ -78,6 +79,8 @@ class ObjectFiles:
                 with open(os.open(unfinished, flags, 0o600, dir_fd=directory), "wb") as file:
                     file.write(data)
                     file.flush()
+                    # Before the rename. In the other order, a power failure could leave an empty file under the final
+                    # name.
                     os.fsync(file.fileno())
                 os.rename(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
             except OSError:
@@ -99,6 +102,7 @@ class ObjectFiles:
             os.close(directory)
 
     def _open_directory(self) -> int:
+        # Opened for each call, because the directory may be replaced at any time, and its owner must be checked.
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid():

@@ -42,6 +42,7 @@ ANSWER_SECONDS: Final = 10.0
 API_RETRY_SECONDS: Final = 10.0
 """After a call without an answer, use the store at once for this time. A pod with ten objects then waits only once."""
 
+# A missing write only affects the next start without the API, so it is not urgent.
 RETRY_SECONDS: Final = 30.0
 CLUSTER_CREDENTIAL: Final = "kubernetes.io/service-account-token"
 
@@ -121,6 +122,7 @@ class StoredObjects:
         return await self._read(token_of(pod, audience), lambda: tokens.token(pod, audience, expiration_seconds), str)
 
     async def _read(self, key: NeededObject, request: Callable[[], Awaitable[T]], kind: type[T]) -> T:
+        # Read the file before the request, so that the copy is at hand if the API does not answer.
         stored = None if self._api_answered else await self._load(key, kind)
         if stored is None or self._api_answered:  # the API may have answered another call while the file was read
             return await self._request(key, request)
@@ -142,6 +144,7 @@ class StoredObjects:
             answer = await request()
         except NotFound:
             self._api_answered = True
+            # NotFound is an answer, too: the object was deleted, and its stored copy must not be used again.
             self._enqueue(self._store.name_of(str(key)), None)
             raise
         self._api_answered = True
@@ -168,6 +171,7 @@ class StoredObjects:
             return None
         try:
             envelope = None if data is None else msgspec.json.decode(data, type=_Envelope)
+            # File names are hashes. The key inside shows that the file belongs to this object.
             if envelope is None or NeededObject(envelope.kind, envelope.namespace, envelope.name) != key:
                 return None
             return msgspec.json.decode(envelope.content, type=kind)
@@ -184,6 +188,7 @@ class StoredObjects:
         for pod in pods:
             uid = pod.metadata.uid or ""
             known = before.get(uid)
+            # Housekeeping calls this every 2 s. Pods are shared values, so an unchanged spec is the same object.
             now[uid] = known if known is not None and known[0] is pod.spec else (pod.spec, needed_objects(pod))
         changed, self._needed = now != self._needed, now
         if self._names is None:
@@ -213,6 +218,7 @@ class StoredObjects:
         """Write and remove files, until cancelled."""
         while True:
             await self._work.wait()
+            # Clear before the writes, not after them, because an object may be queued during a write.
             self._work.clear()
             try:
                 await self._open()

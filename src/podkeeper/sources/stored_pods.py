@@ -115,6 +115,8 @@ class StoredPodsSource:
         pods = tuple(self._stored.values())
         log.warning("source %s does not answer: using its %d stored pods", self.name, len(pods))
         try:
+            # ADD and not SET: a SET would make the source ready, and housekeeping would end all pods without a
+            # checkpoint.
             emit(PodUpdate(Op.ADD, pods, self.name))
         except Exception:
             log.exception("cannot use the stored pods of source %s, will retry", self.name)
@@ -140,6 +142,7 @@ class StoredPodsSource:
     def _store(self, update: PodUpdate) -> None:
         self._has_answered = True  # the source may wait for the journal before it sends the update
         self._load()
+        # Without mirror pods, because the node has their static pods itself.
         pods = {pod.metadata.uid or "": pod for pod in update.pods if not is_mirror_pod(pod)}
         if update.op is Op.SET:
             self._drop(uid for uid in self._stored if uid not in pods)
@@ -164,12 +167,14 @@ class StoredPodsSource:
         """Sync the journal after each change. If the disk fails, the next sync of the journal includes the changes."""
         while True:
             await self._written.wait()
+            # Clear before the sync, not after it, because a write during the sync needs another one.
             self._written.clear()
             await self._checkpoints.settle()
 
 
 def _must_store(stored: Pod, pod: Pod) -> bool:
     """Return whether a pod must be stored again: its spec or deletion has changed, or it has become terminal."""
+    # Otherwise the next agent would run a finished pod again. Other status changes would cause a write per sync.
     if is_terminal(pod.status.phase) and not is_terminal(stored.status.phase):
         return True
     return compare(stored, pod) in (PodDifference.UPDATE, PodDifference.DELETE)

@@ -79,6 +79,7 @@ class ManifestWatch:
         return {path: wait for path, wait in waits.items() if wait > 0}
 
     def _handle(self, watch: int, mask: int, name: str, now: float) -> bool:
+        # The queue of the kernel was full. Unknown events are missing, so the next scan reads everything.
         if mask & flags.Q_OVERFLOW:
             self.lost = True
             self._writing.clear()
@@ -94,10 +95,12 @@ class ManifestWatch:
         if mask & flags.ISDIR or (point.name is None and is_ignored(name)):
             return bool(mask & _NAME_CHANGES)  # a new `..data` of a ConfigMap volume changes all its files
         path = point.path if point.name == name else os.path.join(point.path, name)
+        # Half-written manifests must not be read. A rename into place has no such phase and is reported at once.
         if mask & flags.MODIFY or (mask & flags.CREATE and point.writes and not os.path.islink(path)):
             self._writing[path] = now
             return False
         if mask & flags.ATTRIB:
+            # A changed mode can make a file readable. During a write, its end is reported anyway.
             return path not in self._writing
         self._writing.pop(path, None)
         return True
