@@ -28,6 +28,7 @@ class Durability:
 
     def data(self, descriptor: int) -> None:
         """Make the content and the size of a file durable."""
+        # Cheaper than fsync: it writes the size, but not the times of the file.
         os.fdatasync(descriptor)
 
     def everything(self, descriptor: int) -> None:
@@ -79,20 +80,24 @@ class JournalFile:
             return False
         try:
             found = os.fstat(descriptor)
+            # The file was removed, replaced or truncated. Appending to it would not make the older entries durable.
             if _identity(found) != self._identity or found.st_size < self.size:
                 return False
             if found.st_size > self.size:  # left by a failed append
                 os.ftruncate(descriptor, self.size)
+            # At the durable size and not at the end of the file, so that bytes of a failed append are overwritten.
             _write_all(descriptor, records, self.size)
             self._durability.data(descriptor)
         finally:
             os.close(descriptor)
+        # Only after the sync. After a failed fsync, the kernel may have dropped the data, so it must be written again.
         self.size += len(records)
         return True
 
     def rewrite(self, entries: Mapping[str, bytes]) -> None:
         """Replace the file by one with exactly these entries. The old file stays until the new one is durable."""
         _make_directory(self.path.parent, self._durability)
+        # Before the file is replaced, because its entries may still be recovered by hand.
         if self.damaged:
             self._keep_aside()
         data = encode_all(entries)
@@ -104,12 +109,14 @@ class JournalFile:
                 identity = _identity(os.fstat(descriptor))
             finally:
                 os.close(descriptor)
+            # After the fsync. In the other order, a power cut could leave an empty file under the final name.
             os.replace(self._new, self.path)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(self._new)  # the disk may be full
             raise
         _sync_directory(self.path.parent, self._durability)
+        # After the sync of the directory: until then, a power cut brings the old file back.
         self._identity, self.size = identity, len(data)
 
     @property
@@ -188,6 +195,7 @@ def _copy(path: Path, copy: Path, durability: Durability) -> None:
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:
     rest = memoryview(data)
     while rest:
+        # A write may be short, for example if the disk becomes full.
         written = os.pwrite(descriptor, rest, offset)
         rest, offset = rest[written:], offset + written
 

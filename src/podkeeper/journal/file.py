@@ -30,6 +30,7 @@ from podkeeper.model.errors import TryLater
 
 log = logging.getLogger(__name__)
 
+# Without it, a small file would be rewritten after every few changes.
 SPARE_BYTES = 1024 * 1024
 
 
@@ -60,6 +61,7 @@ class FileJournal:
         self._entries = entries
         self._spare_bytes = spare_bytes
         self._live_bytes = sum(record_size(key, value) for key, value in entries.items())
+        # An empty or damaged file is written as a whole. Records after the damage could not be read again.
         self._pending: bytearray | None = bytearray() if file.size and not file.damaged else None  # None: rewrite
         self._writes = 0
         self._durable = 0  # number of the last durable put or drop
@@ -79,6 +81,7 @@ class FileJournal:
         """Open or create a journal. Blocks while it reads the file. Raises JournalUnusable, JournalInUse."""
         try:
             make_ready(path, durability)
+            # Before the file is read or repaired: another agent may be appending to it.
             lock = JournalLock.take(path.with_name(path.name + ".lock"))
         except OSError as error:
             raise JournalUnusable(f"cannot open the journal {path}: {advice(error, path)}") from error
@@ -99,8 +102,10 @@ class FileJournal:
     def put(self, key: str, value: bytes) -> None:
         """Set an entry. If the value is unchanged, nothing is written."""
         old = self._entries.get(key)
+        # Statuses and versions are often written again unchanged. An fsync is expensive.
         if old == value:
             return
+        # The caller may change a bytearray before the thread writes it.
         value = bytes(value)
         self._live_bytes += record_size(key, value) - (0 if old is None else record_size(key, old))
         self._entries[key] = value
@@ -120,6 +125,7 @@ class FileJournal:
 
     async def sync(self) -> None:
         """Return when everything written before this call is durable. Cancelling it loses nothing."""
+        # Later writes do not extend the wait of this caller.
         mark = self._writes
         while self._durable < mark:
             current = self._batch or self._start_batch()
@@ -127,6 +133,7 @@ class FileJournal:
                 (current.done,)
             )  # not the future itself, because cancelling this call must not cancel the write
             error = current.done.result()
+            # A batch that began before our last write does not cover it, whether it succeeded or not.
             if error is None or mark > current.upto:
                 continue
             if isinstance(error, OSError):
@@ -154,12 +161,14 @@ class FileJournal:
 
     def _add_record(self, record: bytes) -> None:
         self._writes += 1
+        # After a purge, or if most of the file is obsolete, the whole file is written anyway.
         if self._pending is not None:
             self._pending += record
             if self._needs_rewrite(len(self._pending)):
                 self._pending = None
 
     def _needs_rewrite(self, more_bytes: int) -> bool:
+        # At least half of the file must be obsolete, so the bytes written stay proportional to the entries.
         garbage = self._file.size + more_bytes - len(HEADER) - self._live_bytes
         return garbage > max(self._live_bytes, self._spare_bytes)
 
@@ -170,6 +179,7 @@ class FileJournal:
         records = None if self._pending is None else bytes(self._pending)
         if records is not None and self._needs_rewrite(len(records)):
             records = None
+        # A copy of the table, because the event loop changes it while the thread writes. The values are shared.
         batch = _Batch(self._writes, records, dict(self._entries), loop.create_future())
 
         def work() -> None:
@@ -181,6 +191,7 @@ class FileJournal:
             self._thread.do(work)
         except RuntimeError as error:
             raise TryLater(f"cannot write the journal {self._file.path}: cannot start a thread: {error}") from error
+        # Only after the thread has accepted the work: otherwise the records would be lost.
         self._pending = bytearray()
         self._batch = batch
         return batch
@@ -192,6 +203,7 @@ class FileJournal:
         elif batch.records is None or self._pending is None:
             self._pending = None
         else:
+            # In front of newer records. Behind them, an old value would replace a newer one after a restart.
             self._pending[:0] = batch.records
         if not batch.done.done():  # cancelled only while the loop shuts down
             batch.done.set_result(error)

@@ -26,6 +26,7 @@ class JournalLock:
         # Read-only, because a file open for writing prevents a read-only remount of its file system.
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            # `flock` and not a PID file: after a crash, a PID may belong to another process.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pid = _pid_in(descriptor)

@@ -70,6 +70,7 @@ def read(data: bytes) -> ParsedRecords:
     entries, end = _replay(data, len(HEADER))
     if end == len(data):
         return ParsedRecords(entries, end)
+    # A crash during a write only tears the end. A valid record behind the gap means that the disk changed older data.
     return ParsedRecords(entries, end, Damage.MIDDLE if _record_after(data, end) else Damage.TAIL)
 
 
@@ -105,6 +106,7 @@ def _record_at(data: bytes, start: int) -> tuple[str, bytes | None, int] | None:
     mark, checksum, key_length, value_length = _HEAD.unpack_from(data, start)
     body = start + _HEAD.size
     end = body + key_length + max(value_length, 0)
+    # Check the lengths before the checksum: a damaged length may point behind the end of the file.
     if mark != _MARK or value_length < _DROPPED or end > len(data):
         return None
     summed = zlib.crc32(_SUMMED.pack(key_length, value_length))
