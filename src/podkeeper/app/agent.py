@@ -44,6 +44,7 @@ class Agent:
         """Send pending statuses and events to the API. Must be called before a graceful exit, while the agent runs."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_seconds):
+                # Statuses before events: a lost final status is what users notice (k/k 110755).
                 await self.engine.statuses.sync_batch(every=True)
                 await self.engine.events.flush()
 

@@ -171,6 +171,7 @@ class Engine:
                 for source in self.ports.sources:
                     group.create_task(source.run(self.storage.merge), name=f"agent: source {source.name}")
         finally:
+            # If one component fails before `background` runs, its early work would never be closed.
             self.background.give_up()
 
     # Desired pods, events, and the runtime with bounded concurrency.
@@ -242,6 +243,7 @@ class Engine:
             is_needed=self.facts.needs_status,
         )
         self.statuses.subscribe(self.history.status_changed)
+        # Subscribed after the inbox: the loop handles the update later, and finds the restored statuses then.
         self.storage.subscribe(self.statuses.restore_added)
         self.probes = ProbeManager(
             execute=ProbeExecutor(runtime=self.runtime, prober=self.ports.prober, version=KUBERNETES_VERSION).execute,
@@ -387,6 +389,8 @@ class Engine:
             collect_dead=self._container_deletor().delete_containers_in_pod,
             record=record,
             clock=clock,
+            # The kubelet's rule waits for all sources. A static pod would not stop while the API is down (k/k 88402,
+            # 116880).
             on_removal=on_removal_at_once,
             history=self.history,
             clear_rejection=self.statuses.forget_rejection,

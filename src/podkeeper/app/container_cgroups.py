@@ -35,6 +35,7 @@ SYSTEMD: Final = "systemd"
 
 def driver_of(reported: str, config: KubeletConfiguration) -> str:
     """Return the runtime's driver, or the configured one if the runtime reports "". Raises BadInput."""
+    # A pod cgroup of the other driver would be invisible to the runtime or to systemd.
     if reported:
         return reported
     if config.cgroup_driver not in ("", CGROUPFS, SYSTEMD):

@@ -55,6 +55,7 @@ T = TypeVar("T")
 
 STARTUP_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 0.5
+# A start must not wait for a hung file system. `LogSymlinks` creates the link within a minute.
 LINK_SECONDS: Final = 2.0
 
 
@@ -133,6 +134,7 @@ async def retry_while_starting(
         try:
             return await call()
         except TryLater as error:
+            # Without a socket, the runtime is not installed or the path is wrong. Waiting does not help.
             if not os.path.exists(socket) or loop.time() >= deadline:
                 raise
             if last_error != str(error):

@@ -45,6 +45,7 @@ def limits_of(config: KubeletConfiguration, usual: CallLimits = DEFAULT_CALL_LIM
     if serial is None and parallel is None:
         return usual
     slots = 1 if serial else parallel or _UNLIMITED
+    # With the usual lease, a slow pull would give up its slot, and more pulls than configured would run.
     return replace(usual, pull_slots=slots, pull_lease_seconds=usual.pull_seconds)
 
 

@@ -56,6 +56,7 @@ from podkeeper.sources.http import HttpSource
 from podkeeper.sources.local_objects import LocalObjects
 from podkeeper.sources.manifest_errors import ReportProblems
 
+# The kubelet's default of maxPods.
 DEFAULT_MAX_PODS = 110
 DEFAULT_POD_PIDS = 1024
 """Default limit of processes per pod, against fork bombs. The kubelet has no default limit."""
@@ -144,11 +145,14 @@ async def open_agent_parts(options: Standalone, report: ReportProblems | None = 
     """Open all parts of an agent. `report` receives problems of manifests. Raises AlreadyRunning, BadInput."""
     async with AsyncExitStack() as opened:
         clock = SystemClock()
+        # Before anything is opened, so that a second agent touches nothing. The stack releases it last.
         _take_root(options.root, opened)
         objects = LocalObjects()
         parts = await _opener_of(options.runtime)(options, clock, objects, opened)
         stop_filter = StopFilter(clock=clock, checkpoints=Checkpoints(parts.journal, "stopped/"))
         sources = _sources(options, clock, objects, parts.journal, report)
+        # Otherwise the Secrets of a source that is no longer configured would stay in the journal forever (decision
+        # 10).
         await drop_unused_manifests(parts.journal, [source.name for source in sources])
         yield AgentParts(
             ports=dataclasses.replace(
