@@ -201,8 +201,8 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
             Metrics.stream_ended,
         ],
         {
-            "podkeeper_pleg_look_duration_seconds_sum": 0.1,
-            "podkeeper_pleg_look_duration_seconds_count": 1,
+            "podkeeper_pleg_inspection_duration_seconds_sum": 0.1,
+            "podkeeper_pleg_inspection_duration_seconds_count": 1,
             "podkeeper_pleg_missed_events_total": 2,
             "kubelet_pleg_discard_events": 1,
             "kubelet_evented_pleg_connection_latency_seconds_sum": 0.2,

@@ -563,7 +563,7 @@ def test_all_containers_that_run_after_a_kill_are_named_in_order(
 ) -> None:
     async def scenario(harness: SyncerHarness) -> None:
         harness.after_kill = replace(RUNNING, containers=containers)
-        with pytest.raises(TryLater, match=f"container {named} still runs"):
+        with pytest.raises(TryLater, match=rf"containers still running: {named}$"):
             await terminating(harness)
         assert harness.steps[-1] == "inspect"
 
@@ -996,7 +996,7 @@ def test_a_pod_starts_over_only_after_its_dead_containers_are_removed() -> None:
         harness.syncer.start_over(uid_of(WEB))
         harness.seen = STOPPED
         for _ in range(2):
-            with pytest.raises(TryLater, match="its former container app still exists"):
+            with pytest.raises(TryLater, match=r"containers of its former run still exist: app$"):
                 await sync(harness, record=STOPPED)
         assert harness.published_statuses == []
         harness.seen = NOTHING
@@ -1013,7 +1013,7 @@ def test_a_pod_does_not_start_over_while_a_former_container_exists(state: Record
     async def scenario(harness: SyncerHarness) -> None:
         harness.syncer.start_over(uid_of(WEB))
         harness.seen = record_of(WEB, state)
-        with pytest.raises(TryLater, match="its former container app still exists"):
+        with pytest.raises(TryLater, match=r"containers of its former run still exist: app$"):
             await sync(harness, record=STOPPED)
         assert harness.executions == []
 

@@ -182,8 +182,8 @@ ADVICE = {
     errno.EDQUOT: "disk quota exceeded; free space on the file system of /state",
     errno.EROFS: "read-only file system; mount the file system of /state read-write again (`dmesg` may show "
     "the reason)",
-    errno.EACCES: f"permission denied; let user {os.geteuid()} write in /state",
-    errno.EPERM: f"operation not permitted; let user {os.geteuid()} write in /state",
+    errno.EACCES: f"permission denied; give user {os.geteuid()} write permission for /state",
+    errno.EPERM: f"operation not permitted; give user {os.geteuid()} write permission for /state",
     errno.EFBIG: "file too large; raise the limit on the size of files (`ulimit -f`)",
     errno.EIO: "input/output error; the disk may be failing, check `dmesg`",
     errno.EMFILE: "too many open files; raise the limit on open files (`ulimit -n`)",

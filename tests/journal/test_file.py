@@ -356,7 +356,7 @@ def test_a_directory_without_write_permission_is_reported(path: Path) -> None:
         journal = FileJournal.open(path)
         path.parent.chmod(0o500)
         journal.put("a", b"1")
-        with pytest.raises(TryLater, match=f"let user {os.geteuid()} write"):
+        with pytest.raises(TryLater, match=f"give user {os.geteuid()} write permission for {path.parent}"):
             await journal.sync()
         path.parent.chmod(0o700)
         await journal.close()

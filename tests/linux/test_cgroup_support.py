@@ -61,7 +61,7 @@ def test_a_version_2_hierarchy_without_controllers_is_useless(tree: CgroupTree) 
     tree.version_2(controllers="hugetlb")
     support = tree.detect()
     assert (support.version, support.directories) == (0, ())
-    assert "no controller of cpu, memory or pids is writable" in support.describe()
+    assert "none of the controllers cpu, memory and pids is writable" in support.describe()
 
 
 def test_a_hierarchy_that_is_not_writable_is_useless(tree: CgroupTree) -> None:

@@ -99,19 +99,19 @@ def test_the_first_and_the_last_day_of_every_month(year: int) -> None:
             assert parse_log_time(text.encode()) == LogTime(UnixNanoseconds(seconds * 10**9 + 1))
             assert str(LogTime(UnixNanoseconds(seconds * 10**9 + 1))) == text
         for day in (0, last + 1):
-            with pytest.raises(BadLogLine, match="no such day"):
+            with pytest.raises(BadLogLine, match="the day does not exist"):
                 parse_log_time(f"{year:04d}-{month:02d}-{day:02d}T00:00:00Z".encode())
 
 
 NO_TIMES = {
     "yesterday": "expected a time like 2016-10-06T00:17:09.669794202Z",
-    "2000-00-01T00:00:00Z": "no such day",
-    "2000-13-01T00:00:00Z": "no such day",
-    "2000-01-01T24:00:00Z": "no such time of day",
-    "2000-01-01T00:60:00Z": "no such time of day",
-    "2000-01-01T00:00:60Z": "no such time of day",
-    "2000-01-01T00:00:00+25:00": "no such UTC offset",
-    "2000-01-01T00:00:00-00:61": "no such UTC offset",
+    "2000-00-01T00:00:00Z": "the day does not exist",
+    "2000-13-01T00:00:00Z": "the day does not exist",
+    "2000-01-01T24:00:00Z": "the time of day does not exist",
+    "2000-01-01T00:60:00Z": "the time of day does not exist",
+    "2000-01-01T00:00:60Z": "the time of day does not exist",
+    "2000-01-01T00:00:00+25:00": "the UTC offset does not exist",
+    "2000-01-01T00:00:00-00:61": "the UTC offset does not exist",
 }
 
 

@@ -158,9 +158,9 @@ def test_files_behind_a_mount_are_never_deleted() -> None:
         kept = root / "victim" / "deep" / "mount" / "kept"
         kept.write_text("x")
         assert file_system_of(str(kept)) == "tmpfs"
-        with pytest.raises(OSError, match="something is mounted there"):
+        with pytest.raises(OSError, match="a file system is mounted here; unmount it first"):
             remove_tree(str(root), "victim")
-        with pytest.raises(OSError, match="something is mounted there"):
+        with pytest.raises(OSError, match="a file system is mounted here; unmount it first"):
             remove_tree(str(root), "victim", "deep", "mount")
         assert kept.read_text() == "x"
         unmount(str(root / "victim" / "deep" / "mount"))
@@ -177,7 +177,7 @@ def test_a_bind_mount_of_the_same_file_system_is_a_mount_too() -> None:
         (precious / "file").write_text("x")
         bind(precious, root / "victim" / "a b")
         assert mounts_below(os.path.realpath(root)) == [os.path.realpath(root / "victim" / "a b")]
-        with pytest.raises(OSError, match="something is mounted there"):
+        with pytest.raises(OSError, match="a file system is mounted here; unmount it first"):
             remove_tree(str(root), "victim")
         assert (precious / "file").read_text() == "x"
         unmount(str(root / "victim" / "a b"))

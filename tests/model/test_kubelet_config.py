@@ -55,7 +55,8 @@ BAD_CONFIGURATIONS = {
     ),
     "another kind": (
         "---\nkind: Pod",
-        'kubelet.yaml:4: kind: Unsupported value: "Pod": must be kind KubeletConfiguration',
+        'kubelet.yaml:4: kind: Unsupported value: "Pod": '
+        'supported values: "KubeletConfiguration" of apiVersion "kubelet.config.k8s.io/v1beta1"',
     ),
 }
 

@@ -258,7 +258,7 @@ BAD = {
         ("--only", "1,9998-9999", "--hours", "0.05"),
         ["--only: seed 0 has no action 9998-9999 (its actions: 1 to "],
     ),
-    "actions that are not numbers": (("--only", "1,x"), ["cannot read 'x'"]),
+    "actions that are not numbers": (("--only", "1,x"), ["cannot parse 'x'"]),
     "an unknown profile key": (("--profile", "pots=3"), ["'pots=3'", "pods", "polite", "crash"]),
     "a profile value that is not a number": (("--profile", "pods=many"), ["'pods=many'"]),
     "invariants that do not exist": (("--also", "tests.sim.planted:nothing"), ["MODULE:FUNCTION"]),

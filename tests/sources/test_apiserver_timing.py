@@ -158,9 +158,9 @@ def test_all_lists_and_failures_are_reported() -> None:
     assert checkpoints == [
         "cannot list pods: connection reset; will retry in 1.0 s",
         "cannot list pods: no answer in time; will retry in 2.0 s",
-        "refused pod _ns",
+        "ignored pod _ns: it has no name or no UID",
         "listed 1 pods at version 10",
-        "refused pod b_ns",
+        "ignored pod b_ns: it has no name or no UID",
         "the watch of pods broke; will retry in 1.0 s",
         "the watch of pods was closed early; will retry in 2.0 s",
         "the watch of pods cannot continue, because its version is too old; will retry in 4.0 s",

@@ -230,7 +230,7 @@ def test_an_unreachable_server_changes_no_pods() -> None:
         source = HttpSource(gone, "n1", SystemClock(), period_seconds=0.02)
         async with running(source, receiver):
             await until(lambda: bool(source.problems()))
-            assert "cannot fetch it" in source.problems()[0].message
+            assert "cannot fetch the manifest" in source.problems()[0].message
         assert receiver.updates == []
 
     asyncio.run(scenario())
@@ -274,7 +274,7 @@ class ScriptedFetcher:
             await asyncio.Event().wait()
         self.times.append(asyncio.get_running_loop().time())
         if not self._succeeds[len(self.times) - 1]:
-            raise FetchFailed("cannot fetch it: 503")
+            raise FetchFailed("cannot fetch the manifest: HTTP status 503, expected 200")
         return FetchedBody(pod_text("web").encode())
 
 

@@ -77,7 +77,8 @@ def test_a_body_is_sent_once_and_its_etag_is_sent_back() -> None:
 
 
 def test_failures_are_reported_and_retried_with_a_backoff() -> None:
-    refused = FetchFailed("cannot fetch it: 503")
+    why = "cannot fetch the manifest: HTTP status 503, expected 200"
+    refused = FetchFailed(why)
     requests, updates, reports, problems = results_of(
         FetchedBody(WEB, "e"), refused, refused, ZeroDivisionError("odd"), None
     )
@@ -85,7 +86,7 @@ def test_failures_are_reported_and_retried_with_a_backoff() -> None:
     assert {etag for _, etag in requests[1:]} == {"e"}
     odd = "unexpected error: ZeroDivisionError('odd'); please report this bug"
     assert reports[:2] == [
-        (PLACE, (Problem("cannot fetch it: 503", file=PLACE),)),
+        (PLACE, (Problem(why, file=PLACE),)),
         (PLACE, (Problem(odd, file=PLACE),)),
     ]
     assert (updates, problems) == ([["web"]], ())
@@ -101,7 +102,7 @@ def test_pauses_grow_up_to_the_period_and_are_jittered(jitter: float, expected: 
 def test_not_modified_as_the_first_answer_is_an_error() -> None:
     requests, updates, _, problems = results_of(None)
     assert (requests, updates) == ([(0, "")], [])
-    assert problems == (Problem("cannot fetch it: 304 Not Modified", file=PLACE),)
+    assert problems == (Problem("cannot fetch the manifest: status 304 without a previous body", file=PLACE),)
 
 
 def test_an_empty_body_is_an_empty_set_only_as_the_first_answer() -> None:
@@ -174,7 +175,9 @@ def test_a_url_is_fetched_with_its_headers() -> None:
                 assert await fetcher.fetch("") == FetchedBody(b"body", "e")
                 assert await fetcher.fetch("e") is None
                 assert await fetcher.fetch("f") == FetchedBody(b"body", "")
-                with pytest.raises(FetchFailed, match=r"^cannot fetch it: 404 Not Found$"):
+                with pytest.raises(
+                    FetchFailed, match=r"^cannot fetch the manifest: HTTP status 404 Not Found, expected 200$"
+                ):
                     await fetcher.fetch("")
             with pytest.raises(RuntimeError):
                 await fetcher.fetch("")

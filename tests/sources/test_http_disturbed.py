@@ -38,7 +38,7 @@ class FakeFetcher:
 
     async def fetch(self, etag: str) -> FetchedBody | None:
         if not self.is_up:
-            raise FetchFailed("cannot fetch it: 503 Service Unavailable")
+            raise FetchFailed("cannot fetch the manifest: HTTP status 503 Service Unavailable, expected 200")
         if self.body not in UNUSABLE:
             self.answered = self.body
         digest = hashlib.blake2b(self.body.encode(), digest_size=8).hexdigest()

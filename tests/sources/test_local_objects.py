@@ -33,7 +33,7 @@ def test_an_object_is_found_by_kind_name_and_namespace() -> None:
         assert (await objects.get(ConfigMap, "c", "prod")).data == {"key": "prod"}
         assert isinstance(await objects.get(Secret, "c"), Secret)
         for kind, name, namespace in ((ConfigMap, "d", ""), (ConfigMap, "c", "other"), (Pod, "c", "")):
-            with pytest.raises(NotFound, match="not found in this node's manifests"):
+            with pytest.raises(NotFound, match="not found in the manifests of this node"):
                 await objects.get(kind, name, namespace)
 
     asyncio.run(scenario())

@@ -213,15 +213,15 @@ def test_files_are_listed_in_order(tmp_path: Path) -> None:
     paths = tuple(str(tmp_path / name) for name in ("a.yaml", "b.yaml", "folder"))
     assert list_files(str(tmp_path)) == PathListing(paths)
     assert list_files(paths[0]) == PathListing((paths[0],))
-    missing = "no such file or directory; create a manifest or a directory there, podkeeper watches the path"
+    missing = "no such file or directory; podkeeper watches the path, so create a manifest or a directory there"
     for name in ("missing", "a.yaml/x"):
         path = str(tmp_path / name)
         assert list_files(path) == PathListing(problem=Problem(missing, file=path))
-    about = "cannot read it: neither a file nor a directory"
+    about = "cannot read the path: neither a file nor a directory"
     assert list_files("/dev/null") == PathListing(problem=Problem(about, file="/dev/null"))
     (tmp_path / "loop").symlink_to("loop")
     loop = str(tmp_path / "loop")
-    why = "cannot read it: Too many levels of symbolic links"
+    why = "cannot read the path: Too many levels of symbolic links"
     assert list_files(loop) == PathListing(problem=Problem(why, file=loop), certain=False)
     assert (printable("a\udcff"), printable("é")) == ("a\\udcff", "é")
 

@@ -290,12 +290,12 @@ def test_other_kinds_of_files_are_reported(tmp_path: Path) -> None:
         for path, seen in scan.files.items()
     }
     assert updates == {
-        "broken": ("cannot read it: the target of the symbolic link does not exist", False, True),
+        "broken": ("cannot read the file: the target of the symbolic link does not exist", False, True),
         "folder": (
             "subdirectories are ignored; to use this one, add it as a separate path", True, False,
         ),
-        "loop": ("cannot read it: Too many levels of symbolic links", False, True),
-        "pipe": ("cannot read it: not a regular file", True, False),
+        "loop": ("cannot read the file: Too many levels of symbolic links", False, True),
+        "pipe": ("cannot read the file: not a regular file", True, False),
     }  # fmt: skip
     assert {seen.content.problems[0].file for seen in scan.files.values()} == set(scan.files)
 

@@ -28,7 +28,7 @@ def found(location: str, *texts: str) -> dict[str, LocationContent]:
 
 
 def unusable(location: str) -> dict[str, LocationContent]:
-    return {location: LocationContent(unreadable("cannot read it: permission denied", location), b"")}
+    return {location: LocationContent(unreadable("cannot read the file: permission denied", location), b"")}
 
 
 class AgentRun:

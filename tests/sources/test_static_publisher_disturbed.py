@@ -25,7 +25,7 @@ from tests.sources.static_harness import StaticHarness, manifest
 
 READER = ManifestReader("n1", has_store=True)
 PERIOD_SECONDS = 2 * SOURCE_TIMEOUT_SECONDS
-UNREADABLE = LocationContent(unreadable("cannot read it: permission denied", "/m/a"), b"")
+UNREADABLE = LocationContent(unreadable("cannot read the file: permission denied", "/m/a"), b"")
 
 
 def found(name: str, image: str) -> LocationContent:

@@ -320,7 +320,7 @@ LOSSES: dict[str, tuple[Callable[[SpdyConnection], object], str, list[str]]] = {
     "a break": (lambda it: it.connection_lost(OSError("reset")), "the connection broke: reset", []),
     "no SPDY": (
         lambda it: it.data_received(b"\x80\x02\0\6\0\0\0\4\0\0\0\2"),
-        "the runtime sent a control frame of version 2, not 3", ["abort"]),
+        "the runtime sent a control frame of version 2, expected 3", ["abort"]),
 }  # fmt: skip
 
 

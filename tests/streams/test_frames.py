@@ -247,7 +247,7 @@ def test_a_data_frame_may_be_larger_than_any_control_frame() -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 4, 0x7FFF])
 def test_a_control_frame_of_another_version_names_it(version: int) -> None:
-    with pytest.raises(BadFrame, match=f"of version {version}, not 3"):
+    with pytest.raises(BadFrame, match=f"of version {version}, expected 3"):
         list(Decoder().feed(control(6, bytes(4), version=version)))
 
 

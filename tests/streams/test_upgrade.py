@@ -130,7 +130,7 @@ def test_an_untrusted_certificate_is_refused_with_a_hint(
 
     async def scenario() -> None:
         async with serving(refuse, tls=certificate) as url:
-            with pytest.raises(RuntimeRefused, match=r"is not trusted .* turn its TLS off"):
+            with pytest.raises(RuntimeRefused, match=r"is not trusted .* disable TLS of the streaming server"):
                 await open_connection(url, PROTOCOL)
         trusting = ssl.create_default_context()
         trusting.check_hostname = False

@@ -129,7 +129,8 @@ def test_a_sound_module_passes_at_every_await() -> None:
 
 def test_a_lost_update_is_found_and_its_await_is_named() -> None:
     with pytest.raises(
-        AssertionError, match=r"'another addition' at await 2 of 7 \(.*Account.add\), overtaking it:\n *ends as"
+        AssertionError,
+        match=r"'another addition' at await 2 of 7 \(.*Account.add\), before the operation's own calls:\n *ends as",
     ):
         interleave(adding("race"), {"another addition": lambda subject: subject.account.add(7)}, cancel=False)
 
@@ -234,7 +235,7 @@ def test_watching_a_method_that_the_port_lacks_is_rejected() -> None:
 def test_a_test_without_runs_is_rejected() -> None:
     with pytest.raises(AssertionError, match=r"no run was made: \d+ awaits, 0 events, cancel=False"):
         interleave(adding(), {}, cancel=False)
-    with pytest.raises(ValueError, match="depth must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="depth is 0, expected at least 1"):
         interleave(adding(), {"another addition": lambda subject: subject.account.add(7)}, depth=0)
 
 
@@ -311,7 +312,9 @@ def test_a_backoff_that_is_not_reset_is_found(bug: str) -> None:
         )
 
     if bug:
-        with pytest.raises(AssertionError, match="after a success the pause is 16 s, expected 1 s"):
+        with pytest.raises(
+            AssertionError, match="the delay after a success is 16 s, expected the initial delay of 1 s"
+        ):
             pauses()
     else:
         assert pauses() == [1, 2, 4, 8]

@@ -158,7 +158,8 @@ COMPLAINTS = {
     "an unknown container": (downward(of_resource("x", "none", "limits.cpu")), "container none not found"),
     "huge pages": (
         Volume(name="v", empty_dir=EmptyDirVolumeSource(medium="HugePages")),
-        'cannot create an emptyDir with medium "HugePages": this node supports Memory, or disk if no medium is set',
+        'cannot create an emptyDir: unsupported medium "HugePages": '
+        "expected Memory, or no medium for a directory on disk",
     ),
     "an unsupported kind": (
         Volume(name="v", nfs=NFSVolumeSource(server="files", path="/")),

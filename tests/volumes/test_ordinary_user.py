@@ -121,12 +121,13 @@ def test_a_directory_of_another_user_is_not_used(root: str, shared: str) -> None
     base = Path(
         shared, as_unprivileged_user(lambda: run(path_of_the_secret())).removeprefix(shared + "/").partition("/")[0]
     )
+    reason = f"{base} is not a private directory of this user (expected mode 0700); remove it"
     base.mkdir(mode=0o777)  # root's
-    assert "is not a private directory of this user: remove it" in as_unprivileged_user(lambda: run(refused()))
+    assert reason in as_unprivileged_user(lambda: run(refused()))
     base.rmdir()
     os.symlink(root, base)
     os.chown(base, NOBODY, NOBODY, follow_symlinks=False)
-    assert "is not a private directory of this user: remove it" in as_unprivileged_user(lambda: run(refused()))
+    assert reason in as_unprivileged_user(lambda: run(refused()))
 
 
 def test_without_a_directory_in_memory_a_secret_is_not_written_to_disk(root: str) -> None:

@@ -353,7 +353,7 @@ def test_directories_on_disk_are_created_with_their_modes(tmp_path: Path) -> Non
     Path(path, "kept").write_text("x")
     os.chmod(path, 0o700)
     assert (empty.set_up(directory, memory), os.listdir(path), mode_of(path)) == (path, ["kept"], 0o700)
-    with pytest.raises(TryLater, match='cannot create an emptyDir with medium "HugePages"'):
+    with pytest.raises(TryLater, match='cannot create an emptyDir: unsupported medium "HugePages"'):
         EmptyDir("huge", "HugePages", None, None, None).set_up(directory, memory)
     plan = Payload("conf", "configmap", files(0o644, a="1"), False, None, None, ("deep/point",))
     path = plan.set_up(directory, memory)

@@ -139,7 +139,7 @@ def test_start_of_a_stopping_pod(it: Harness) -> None:
     it.until(lambda: it.status("slow") == "Running")
     it.call("stop", "slow", "--no-wait")
     assert "; then it is started again" not in it.call("ps").output
-    assert it.call("start", "slow").output == "slow-n1 will be started as soon as it has stopped.\n"
+    assert it.call("start", "slow").output == "slow-n1 is still stopping. It starts again after that.\n"
     assert "; then it is started again" in it.call("ps").output
     it.until(lambda: it.status("slow") == "Running")
 
@@ -185,7 +185,7 @@ def test_explain_shows_state_reason_next_sync_and_timeline(it: Harness) -> None:
     assert "pod default/crash-n1" in result.output
     assert "status       CrashLoopBackOff, ready 0/1, restarts 1" in result.output
     assert "why          app: CrashLoopBackOff, last exit code 2, next sync in" in result.output
-    assert "state        syncing for 0s: starts and restarts containers as the manifest says" in result.output
+    assert "state        syncing for 0s: starts and restarts containers according to the spec" in result.output
     assert "waiting for  cannot start container app" in result.output
     assert (
         "container    app: waiting (CrashLoopBackOff); last state: terminated (Error), exit code 2, at 20"

@@ -253,7 +253,7 @@ def test_another_kind_of_document_is_rejected_as_configuration(tmp_path: Path) -
     config.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\n")
     result = CliRunner().invoke(main, ["run", "--config", str(config), "--root", str(tmp_path / "r")])
     assert result.exit_code == 1
-    assert "must be kind KubeletConfiguration" in result.output
+    assert '"ConfigMap": supported values: "KubeletConfiguration" of' in result.output
 
 
 def test_nothing_to_run_is_a_usage_error(tmp_path: Path) -> None:

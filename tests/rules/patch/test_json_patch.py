@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "add below an absent member": ({}, op("add", "/a/b", value=1), "member 'a' not found"),
     "to add into a scalar": ({"a": 1}, op("add", "/a/b", value=1), "a number, not an object or a list"),
     "a path through a scalar": ({"a": 1}, op("add", "/a/b/c", value=1), "'b' cannot be looked up in a number"),
-    "to insert too far": ({"a": [1]}, op("add", "/a/3", value=1), "index 3 is out of range, 0 to 1 is allowed"),
+    "to insert too far": ({"a": [1]}, op("add", "/a/3", value=1), "index 3 is out of range, expected 0 to 1"),
     "to insert too far back": ({"a": [1]}, op("add", "/a/-3", value=1), "index -3 is out of range"),
     "a name in a list": ({"a": [1]}, op("add", "/a/b", value=1), "'b' is not an index"),
     "an index with leading zeros": ({"a": [1, 2]}, op("remove", "/a/01"), "'01' is not an index"),
@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "copy an absent member": ({"a": 1}, copy("/b", "/c"), "member 'b' not found"),
     "a test that fails": ({"a": 1}, op("test", "/a", value=2), "the value differs"),
     "a test of a boolean for a number": ({"a": 1}, op("test", "/a", value=True), "the value differs"),
-    "a path without a slash": ({"a": 1}, op("remove", "a"), "starts with '/'"),
+    "a path without a slash": ({"a": 1}, op("remove", "a"), "the pointer does not start with '/'"),
     "a path with a bad escape": ({"a": 1}, op("remove", "/~2"), "must be followed by"),
     "a path that is not a string": ({"a": 1}, {"op": "remove", "path": 1}, "a string like"),
     "a path too deep": ({"a": 1}, op("remove", "/a" * (MAX_DEPTH + 1)), "deeper than"),
@@ -114,12 +114,12 @@ def test_refused(original: Any, operation: dict[str, Any], reason: str) -> None:
 @pytest.mark.parametrize(
     "patch, message",
     [
-        ({}, "a list of operations is expected"),
-        (None, "a list of operations is expected"),
-        ([1], r"\[0\]: cannot use the operation: it is a number"),
+        ({}, "expected a list of operations"),
+        (None, "expected a list of operations"),
+        ([1], r"\[0\]: cannot apply the operation: it is a number"),
         ([{}], r"\[0\].op: .* add, remove, replace, move, copy, test"),
-        ([{"op": "upsert", "path": "/a"}], "must be one of"),
-        ([{"op": ["add"], "path": "/a"}], "must be one of"),
+        ([{"op": "upsert", "path": "/a"}], "expected 'op' to be one of"),
+        ([{"op": ["add"], "path": "/a"}], "expected 'op' to be one of"),
     ],
     ids=repr,
 )
@@ -131,7 +131,7 @@ def test_invalid_operations_are_rejected(patch: Any, message: str) -> None:
 def test_the_number_of_operations_is_limited() -> None:
     adds: list[Any] = [op("add", "/a", value=1)] * 3
     assert json_patch.apply({}, adds, max_operations=3) == {"a": 1}
-    with pytest.raises(PatchTooLarge, match="it has 3 operations, at most 2"):
+    with pytest.raises(PatchTooLarge, match="it has 3 operations, expected at most 2"):
         json_patch.apply({}, adds, max_operations=2)
 
 

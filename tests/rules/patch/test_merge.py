@@ -52,7 +52,7 @@ def test_values_that_the_format_cannot_express_are_dropped() -> None:
 
 @pytest.mark.parametrize("patch", [[], [1], "x", 1, True, None], ids=repr)
 def test_a_patch_that_is_not_an_object_is_rejected(patch: Any) -> None:
-    with pytest.raises(PatchError, match=r"cannot use the patch: .* an object is expected"):
+    with pytest.raises(PatchError, match=r"cannot use the patch: .* expected an object"):
         merge.apply({"a": 1}, patch)
     with pytest.raises(PatchError, match="cannot use the original"):
         merge.apply(patch, {})

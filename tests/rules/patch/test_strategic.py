@@ -187,10 +187,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         wire(A), spec(containers=named("b", "c"), **order("containers", "b")), "spec.containers[1]: "),
     "items in another order than the order": (
         wire(A), spec(containers=named("b", "c"), **order("containers", "c", "b")), "not in that order"),
-    "an order that is not a list": (wire(A), spec(**{"$setElementOrder/containers": "a"}), "a list is expected"),
-    "an order for nothing": (wire(A), spec(**{"$setElementOrder": []}), "$setElementOrder/<list> is expected"),
+    "an order that is not a list": (wire(A), spec(**{"$setElementOrder/containers": "a"}), "expected a list"),
+    "an order for nothing": (wire(A), spec(**{"$setElementOrder": []}), "expected $setElementOrder/<list>"),
     "a deletion for nothing": (
-        with_finalizers("f"), metadata(**{"$deleteFromPrimitiveListfinalizers": ["f"]}), "/<list> is expected"),
+        with_finalizers("f"), metadata(**{"$deleteFromPrimitiveListfinalizers": ["f"]}),
+        "expected $deleteFromPrimitiveList/<list>"),
 }  # fmt: skip
 
 KIND_OF = {"Pod": POD, "Deployment": DEPLOYMENT, "Service": SERVICE}
@@ -249,13 +250,14 @@ GARBAGE: dict[str, tuple[Any, Any, str]] = {
     "objects deleted like scalars": (
         wire(A), spec(**{"$deleteFromPrimitiveList/containers": [{"name": "a"}]}), "$patch: delete"),
     "a deletion that is not a list": (
-        with_finalizers("f"), metadata(**{"$deleteFromPrimitiveList/finalizers": "f"}), "a list is expected"),
+        with_finalizers("f"), metadata(**{"$deleteFromPrimitiveList/finalizers": "f"}), "expected a list"),
     "an order for an atomic list of objects": (
         wire(A, tolerations=[{"key": "a"}]), spec(**{"$setElementOrder/tolerations": [{"key": "a"}]}), "is an object"),
     "a number merged into strings": (with_finalizers("f"), metadata(finalizers=[1]), "scalars of one type"),
     "a number deleted from strings": (
         with_finalizers("f"), metadata(**{"$deleteFromPrimitiveList/finalizers": [1]}), "an item is a number"),
-    "objects among finalizers": (with_finalizers({"a": 1}), metadata(finalizers=[{"a": 1}]), "scalars are expected"),
+    "objects among finalizers": (
+        with_finalizers({"a": 1}), metadata(finalizers=[{"a": 1}]), "the list contains objects, expected scalars"),
 }  # fmt: skip
 
 

@@ -394,7 +394,7 @@ def test_an_impossible_event_raises(state: State, event: Event) -> None:
 
 
 def test_an_update_without_a_pod_raises() -> None:
-    with pytest.raises(ValueError, match="neither pod nor running_pod"):
+    with pytest.raises(ValueError, match="expected pod or running_pod, both are None"):
         step(Unknown(), Updated(Update(type=SYNC)))
 
 

@@ -64,7 +64,8 @@ CASES = {
             v1alpha2=cri.VersionResponse(runtime_name="containerd", runtime_version="1.5.0"),
         ),
         BadInput,
-        "containerd 1.5.0 is too old, .* containerd 1.6 or later, or CRI-O 1.23 or later",
+        "containerd 1.5.0 supports only CRI v1alpha2, expected v1; "
+        "install containerd 1.6 or later, or CRI-O 1.23 or later",
     ),
     "its CRI is disabled": (
         Scripted(v1=Unimplemented("unknown service"), v1alpha2=Unimplemented("unknown service")),

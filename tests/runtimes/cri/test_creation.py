@@ -395,7 +395,7 @@ def test_other_refusals_are_reported_without_grpc_code(tmp_path: Path) -> None:
         for error, text in (
             (RuntimeRefused, "no space"),
             (CallTimedOut, "no answer"),
-            (RuntimeRefused, "cannot use the new container app: the runtime returned no ID"),
+            (RuntimeRefused, "cannot use the new container app: the runtime returned an empty ID"),
         ):
             with pytest.raises(error) as raised:
                 await harness.creation.create_container("b", wanted(pod()))

@@ -185,8 +185,8 @@ def test_errors_have_their_kind() -> None:
 
     assert with_keeper(act) == [
         [event("exited", "exited", code=128), refused(2, "no such program", "launch")],
-        [refused(3, "'y' is missing or unknown", "unknown")],
-        [refused(4, "'grace' is missing or unknown", "unknown")],
+        [refused(3, "field or container 'y' not found", "unknown")],
+        [refused(4, "field or container 'grace' not found", "unknown")],
         [refused(5, "could not convert string to float: 'soon'")],
         [refused(6, "the container is not running")],
         [refused(7, "unknown request: dance")],
@@ -393,7 +393,8 @@ def test_files_that_cannot_be_deleted_keep_the_container(why: str) -> None:
         sent = harness.agent.send_request("remove", container="x")
         return [sent, harness.next_messages(), len(harness.agent.send_request("state")[0]["containers"])]
 
-    assert with_keeper(act) == [[], [refused(2, "cannot delete the files of container x")], 1]
+    error = "cannot delete the files of container x: the child process that deletes them failed"
+    assert with_keeper(act) == [[], [refused(2, error)], 1]
 
 
 def shut_down(harness: Harness) -> list[Json]:
