@@ -489,7 +489,7 @@ def test_a_container_is_not_created_if_an_earlier_attempt_has_started(state: Rec
     async def scenario(harness: Harness) -> None:
         harness.seen = replace(NOTHING, containers=(attempt(2), attempt(1, state)))
         answer = await harness.start(record=TRIED)
-        text = "cannot create container app: an earlier attempt is running"
+        text = "cannot create container app: an earlier attempt has already started"
         assert answer == NotStarted(StartFailure("CreateContainerError", text))
         assert harness.names()[3:] == ["inspect", "event"]
 

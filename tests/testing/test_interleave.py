@@ -130,7 +130,7 @@ def test_a_sound_module_passes_at_every_await() -> None:
 def test_a_lost_update_is_found_and_its_await_is_named() -> None:
     with pytest.raises(
         AssertionError,
-        match=r"'another addition' at await 2 of 7 \(.*Account.add\), before the operation's own calls:\n *ends as",
+        match=r"'another addition' at await 2 of 7 \(.*Account.add\), with port calls that do not suspend:\n *ends as",
     ):
         interleave(adding("race"), {"another addition": lambda subject: subject.account.add(7)}, cancel=False)
 

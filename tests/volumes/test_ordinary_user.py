@@ -121,7 +121,7 @@ def test_a_directory_of_another_user_is_not_used(root: str, shared: str) -> None
     base = Path(
         shared, as_unprivileged_user(lambda: run(path_of_the_secret())).removeprefix(shared + "/").partition("/")[0]
     )
-    reason = f"{base} is not a private directory of this user (expected mode 0700); remove it"
+    reason = f"{base} is not a directory of this user with mode 0700; remove it"
     base.mkdir(mode=0o777)  # root's
     assert reason in as_unprivileged_user(lambda: run(refused()))
     base.rmdir()

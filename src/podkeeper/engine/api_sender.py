@@ -98,7 +98,9 @@ class ApiSender(Generic[K]):
             self._wake.set()
 
     def _end_lease(self, key: K) -> None:
-        log.warning("sending %s %s takes longer than %g s, releasing its slot", self._what, key, self._lease_seconds)
+        log.warning(
+            "sending %s %s takes longer than %g s, others are sent meanwhile", self._what, key, self._lease_seconds
+        )
         self._outbox.release_slot(key)
         self._wake.set()
 

@@ -164,7 +164,7 @@ class ContainerStarter:
             return
         now = {each.id: each.state for each in (await self._runtime.pod_record(uid_of(pod))).containers}
         if any(now.get(each, RecordState.CREATED) is not RecordState.CREATED for each in created):
-            raise RuntimeRefused(f"cannot create container {container.name}: an earlier attempt is running")
+            raise RuntimeRefused(f"cannot create container {container.name}: an earlier attempt has already started")
         for each in created:
             await self._runtime.remove_container(each)
 

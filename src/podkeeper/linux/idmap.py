@@ -74,7 +74,7 @@ def _enter_with_subordinate_ids(me: int, my_group: int, uids: Ids, gids: Ids) ->
     if status:
         raise LaunchError(
             "cannot map the subordinate ids of /etc/subuid and /etc/subgid: newuidmap or newgidmap failed; "
-            "run newuidmap by hand to see its error"
+            "check the ranges of this user in both files, and that both programs are setuid root"
         )
 
 

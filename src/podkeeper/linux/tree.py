@@ -177,5 +177,5 @@ def _open_to_empty(directory: int, name: str, mount: int, path: str) -> int:
 def _checked(name: str) -> str:
     """Return a name that is a single path component. Raises OSError."""
     if not name or "/" in name or "\0" in name or name in (".", ".."):
-        raise OSError(errno.EINVAL, "not a file name: empty, '.', '..' or with a slash", name)
+        raise OSError(errno.EINVAL, "not a file name: empty, '.', '..' or with a slash or NUL", name)
     return name

@@ -347,7 +347,7 @@ class ApiSource:
             emit(update)
             return
         except AgentError as error:
-            log.error("the storage rejected %s of %d pods from the API: %s", update.op, len(update.pods), error)
+            log.error("the agent rejected %s of %d pods from the API: %s", update.op, len(update.pods), error)
         except Exception:
             log.exception("unexpected error while sending %s of %d pods from the API", update.op, len(update.pods))
         self._list_due = min(self._list_due, self._clock.monotonic() + self._timing.longest_pause)

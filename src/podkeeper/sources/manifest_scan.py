@@ -226,7 +226,7 @@ def scan_once(path: str, reader: ManifestReader) -> ManifestScan:
 
 
 def _missing(known: ScannedFile | None, state: _ScanState) -> ScannedFile | None:
-    """Return the state of a missing file: the known one until GONE_SECONDS are over, then None."""
+    """Return the state of a missing file: the known one until REMOVAL_SECONDS have passed, then None."""
     # A stored file was removed while no agent ran, so there is no editor to wait for.
     if known is None or known.stored:
         return None

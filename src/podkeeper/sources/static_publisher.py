@@ -141,7 +141,7 @@ class StaticPublisher:
             self._sent, self._is_ready, self._possibly_sent = pods, is_ready, now
             return
         except AgentError as error:
-            log.error("the storage rejected %d pods from source %s: %s", len(pods), self._source, error)
+            log.error("the agent rejected %d pods from source %s: %s", len(pods), self._source, error)
         except Exception:
             log.exception("unexpected error while sending %d pods from source %s", len(pods), self._source)
         self._sent = None  # it is unknown whether the receiver processed the update, so send all pods again

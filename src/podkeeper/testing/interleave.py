@@ -92,7 +92,7 @@ def _sequential(
 
 
 def _places(names: Sequence[str], numbers: Sequence[int], awaits: int, ended: Ended, at_once: bool) -> str:
-    pace = ", before the operation's own calls" if at_once else ""
+    pace = ", with port calls that do not suspend" if at_once else ""
     return ", then ".join(
         f"{name!r} at {_at(number, awaits, ended.where[place:])}{pace}"
         for place, (name, number) in enumerate(zip(names, numbers, strict=True))

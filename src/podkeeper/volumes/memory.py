@@ -155,7 +155,7 @@ class MemoryDirectories:
                     os.mkdir(base, 0o700)
                 if _is_ours(base):
                     return base
-                why = f"{base} is not a private directory of this user (expected mode 0700); remove it"
+                why = f"{base} is not a directory of this user with mode 0700; remove it"
             except OSError as error:
                 why = f"{base}: {error.strerror}"
         raise TryLater(

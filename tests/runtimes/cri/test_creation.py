@@ -239,7 +239,7 @@ def test_after_a_call_without_response_the_sandbox_is_searched(
         with pytest.raises((CallTimedOut, RuntimeRefused)) as raised:
             await harness.creation.run_sandbox(given)
         if not fault:
-            assert str(raised.value) == "cannot use the new sandbox of pod uid-1: the runtime returned no ID"
+            assert str(raised.value) == "cannot use the new sandbox of pod uid-1: the runtime returned an empty ID"
         harness.requests.clear()
         assert await harness.creation.run_sandbox(replace(given, attempt=7)) == "new"
         assert harness.sent == ["RunPodSandbox"]  # the doubt is about another attempt

@@ -465,7 +465,7 @@ def test_end_containers_kills_processes_and_returns_exits(tmp_path: Path, reboot
             "reason": "Unknown" if rebooted else "Error",
             "message": "the machine was rebooted"
             if rebooted
-            else "the keeper of the pod died, so the kernel killed the container",
+            else "the keeper of the pod died, so the container was killed",
             "started_at": 8,
             "finished_at": buried["b"].finished_at,
         }

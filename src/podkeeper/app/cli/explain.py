@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _PLAIN_WIDTH = 120
 _MEANINGS = {
-    "waiting": "the pod waits for its predecessor",
+    "waiting": "waits until its predecessor has stopped",
     "syncing": "starts and restarts containers according to the spec",
     "termination requested": "will be stopped",
     "terminating": "stops the containers",

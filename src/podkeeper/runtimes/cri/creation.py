@@ -120,7 +120,7 @@ class Creation:
             self._unconfirmed.pop((uid, attempt), None)
             raise
         if not sandbox_id:
-            raise RuntimeRefused(f"cannot use the new sandbox of pod {uid}: the runtime returned no ID")
+            raise RuntimeRefused(f"cannot use the new sandbox of pod {uid}: the runtime returned an empty ID")
         return sandbox_id
 
     async def _adopt(self, uid: str, attempt: int, holder: str) -> str | None:

@@ -172,7 +172,7 @@ def task_error(answer: bytes) -> str:
     try:
         return str(json.loads(answer).get("error", ""))
     except ValueError:
-        return "the child of the fork server died before it answered"  # or while it answered
+        return "the fork server or its child process died before it answered"  # or while it answered
 
 
 def lock_file(path: str, *, make: bool) -> int | None:

@@ -241,7 +241,7 @@ class KeeperClient:
             "reason": "Unknown" if rebooted else "Error",
             "message": "the machine was rebooted"
             if rebooted
-            else "the keeper of the pod died, so the kernel killed the container",
+            else "the keeper of the pod died, so the container was killed",
             "started_at": container.started_at,
             "finished_at": max(time.time_ns(), container.started_at),
         }

@@ -130,7 +130,7 @@ def test_tasks_are_executed_and_answered() -> None:
         write_json(f"{root}/box/containers/x/config.json", {"launch": {"argv": [], "env": {}}})
         assert found.answer({"do": "clear", "directory": f"{root}/box"}) == {"ok": {}}
         assert os.listdir(root) == []
-        refused = f"cannot set the group of {root} to 7: podkeeper may not use this group ID; {HELP}"
+        refused = f"podkeeper may not use group ID 7; {HELP}"
         assert found.answer({"do": "give", "directory": root, "group": 7}) == {"error": refused}
         until(
             lambda: not Path(f"/proc/{found.pid}/task/{found.pid}/children").read_text()
@@ -284,7 +284,7 @@ def test_the_fork_server_client(tmp_path: Path) -> None:
         (tmp_path / "volume").mkdir()
         await fork_server.clear(str(tmp_path / "volume"))
         assert not (tmp_path / "volume").exists()
-        refused = f"cannot set the group of {tmp_path} to 7: podkeeper may not use this group ID; {HELP}"
+        refused = f"podkeeper may not use group ID 7; {HELP}"
         with pytest.raises(RuntimeUnavailable) as caught:
             await fork_server.give(str(tmp_path), 7)
         assert str(caught.value) == f"cannot set the group of {tmp_path}: {refused}"
@@ -299,7 +299,7 @@ def test_a_task_without_a_complete_answer_has_failed() -> None:
     assert (task_error(done), task_error(refused)) == ("", "No space left: 'é'")
     for answer in (done, refused):
         lost = {task_error(answer[:length]) for length in range(len(answer.rstrip()))}
-        assert lost == {"the child of the fork server died before it answered"}
+        assert lost == {"the fork server or its child process died before it answered"}
 
 
 def test_requests_wait_for_a_busy_fork_server_and_restart_a_dead_one(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_requests_wait_for_a_busy_fork_server_and_restart_a_dead_one(tmp_path: P
         assert {type(error) for error in errors} == {RuntimeUnavailable}
         return [str(error).replace(name, "it") for error in errors]
 
-    lost = "cannot delete it: the child of the fork server died before it answered"
+    lost = "cannot delete it: the fork server or its child process died before it answered"
     refused = "cannot delete it: [Errno 36] File name too long: 'it'"
     texts = asyncio.run(act())
     assert texts == [lost] * texts.count(lost) + [refused] * texts.count(refused)

@@ -33,7 +33,7 @@ def test_a_group_that_is_not_mapped_is_refused_with_advice(
 ) -> None:
     with pytest.raises(LaunchError) as refused:
         set_group("/nowhere", group, isolation)
-    text = f"cannot set the group of /nowhere to {group}: podkeeper may not use this group ID; {advice}"
+    text = f"podkeeper may not use group ID {group}; {advice}"
     assert str(refused.value) == text
 
 

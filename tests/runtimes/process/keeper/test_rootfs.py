@@ -269,7 +269,11 @@ def test_bidirectional_propagation_needs_a_shared_mount_and_root(machine: Machin
             machine.spec("true", binds=(Bind(machine.state, "/data", propagation="Bidirectional"),)),
         )
 
-    reason = "but it is not a shared mount" if machine.run_as == "root" else "propagation: run podkeeper as root"
+    reason = (
+        "but it is not a shared mount"
+        if machine.run_as == "root"
+        else "propagation: this requires root outside a user namespace"
+    )
     with pytest.raises(KeeperFailed, match=reason):
         machine.in_keeper(action)
 

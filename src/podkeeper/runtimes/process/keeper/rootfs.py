@@ -63,7 +63,10 @@ def check_binds(spec: Launch, isolation: Isolation) -> None:
     table = mounts.visible(mounts.read()) if bidirectional else {}
     for bind in bidirectional:
         if isolation.namespaces != "full":
-            raise LaunchError(f"cannot mount {bind.target} with Bidirectional propagation: run podkeeper as root")
+            raise LaunchError(
+                f"cannot mount {bind.target} with Bidirectional propagation: this requires root "
+                "outside a user namespace"
+            )
         point = mounts.innermost(os.path.realpath(bind.source), table)
         if not table[point].shared:
             raise LaunchError(f'path "{bind.source}" is mounted on "{point}" but it is not a shared mount')

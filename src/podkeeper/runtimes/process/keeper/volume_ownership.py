@@ -15,9 +15,7 @@ def set_group(directory: str, group: int, isolation: Isolation | None) -> None:
     most = isolation.gids[1] if isolation is not None and isolation.namespaces == "user" else 0
     if isolation is None or group > most:
         advice = MORE_HELP if most else HELP
-        raise LaunchError(
-            f"cannot set the group of {directory} to {group}: podkeeper may not use this group ID; {advice}"
-        )
+        raise LaunchError(f"podkeeper may not use group ID {group}; {advice}")
     enter_user_namespace(isolation.uids, isolation.gids)
     for _, _, names, here in os.fwalk(directory):
         os.chown(here, -1, group)
