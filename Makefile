@@ -106,7 +106,7 @@ mutation: $(READY)  ## Insert random bugs in ROOM and show the undetected ones.
 	@$(BIN)/python -m tools.mutation $(ROOM) --sample $(or $(SAMPLE),0) --seed $(or $(SEED),1) $(if $(BUDGET),--budget $(BUDGET)) $(if $(TESTS),--tests $(TESTS))
 
 model: $(READY)  ## Generate src/podkeeper/model/k8s from DESCRIPTION.
-	@test -n "$(DESCRIPTION)" || { echo "DESCRIPTION is not set; use 'make model DESCRIPTION=path/of/kubernetes-openapi-v2.json.gz'"; exit 1; }
+	@test -n "$(DESCRIPTION)" || { echo "DESCRIPTION is not set; use 'make model DESCRIPTION=path/to/openapi.json.gz'"; exit 1; }
 	@$(BIN)/python -m tools.generate_model $(DESCRIPTION)
 
 lock:  ## Update requirements.lock to the newest versions.

@@ -184,8 +184,8 @@ def page() -> str:
     return "\n\n".join(
         [
             "# The states of a pod worker",
-            "`python -m tools.worker_diagram` generates this page from the decisions in `rules/worker`. Do not edit it "
-            "by hand.",
+            "`.venv/bin/python -m tools.worker_diagram > docs/worker-states.md` generates this page from the decisions "
+            "in `rules/worker`. Do not edit it by hand.",
             "\n".join(meanings),
             "## A pod from the API",
             "A pod from the API leaves Waiting at once, because only static pods wait for their turn.",

@@ -1,4 +1,4 @@
-"""The examples and commands in docs/simulation.md work, and its table has all options."""
+"""The examples and commands in docs/simulation.md work, and its tables have all options and invariants."""
 
 import re
 import shlex
@@ -10,6 +10,7 @@ import click
 import pytest
 
 from podkeeper.app.cli.sim import sim
+from podkeeper.testing.sim.invariants import INVARIANTS
 from podkeeper.testing.sim.run import SimPlan, run_schedule, schedule_of
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "simulation.md").read_text()
@@ -52,3 +53,7 @@ def test_every_option_is_in_the_table() -> None:
     table = PAGE.partition("| option |")[2].partition("\n\n")[0]
     options = [option.opts[0] for option in sim.params if isinstance(option, click.Option)]
     assert [name for name in options if name not in table and name not in ("--list", "--shrink")] == []
+
+
+def test_every_invariant_is_in_the_table() -> None:
+    assert dict(re.findall(r"^\| (I\d+) \| (.*) \|$", PAGE, flags=re.MULTILINE)) == INVARIANTS

@@ -20,7 +20,7 @@ from podkeeper.app.local.client import TABLE_ACCEPTED, Json, LocalClient
 def ps(pods: tuple[str, ...], output: str | None, client: LocalClient) -> None:
     """List pods with their status and its reason.
 
-    Lists all pods by default. The column WHY shows the reason of a status.
+    Lists all pods by default. The column WHY shows the reason for the status.
 
     \b
     Examples:

@@ -98,7 +98,7 @@ def run(
     Exit status:
       0    success; with --once, all pods succeeded
       1    cannot start; with --once, a pod failed or a manifest is invalid
-      2    wrong usage
+      2    invalid command line
       130  interrupted: Ctrl-C twice, or once with --once
     """
     from podkeeper.app.cli.run_lifecycle import ExitOptions

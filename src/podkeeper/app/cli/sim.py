@@ -122,14 +122,17 @@ def _list_and_exit(context: click.Context, option: click.Parameter, wanted: bool
 
 
 @click.command()
-@click.option("--seed", type=click.IntRange(min=0), help="Run one seed [default: 0].")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Run one seed [default: 0].")
+@click.option("--seeds", metavar="FIRST:LAST", callback=_parsed_by(seeds_read), help="Run the seeds FIRST to LAST-1.")
 @click.option(
-    "--seeds", metavar="FIRST:LAST", callback=_parsed_by(seeds_read), help="Run a range of seeds without LAST."
+    "--hours",
+    default=6.0,
+    show_default=True,
+    type=click.FloatRange(0.05, 1000),
+    metavar="HOURS",
+    help="Virtual hours per seed.",
 )
-@click.option(
-    "--hours", default=6.0, show_default=True, type=click.FloatRange(0.05, 1000), help="Virtual hours per seed."
-)
-@click.option("--jobs", type=click.IntRange(min=1), help="Number of processes [default: one per core].")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="JOBS", help="Number of processes [default: one per core].")
 @_choice_option("--faults", FAULTS, "Faults to inject")
 @_choice_option("--workload", WORKLOADS, "Kinds of workload to run")
 @click.option("--profile", "changes", multiple=True, metavar="KEY=VALUE", help="Change the profile, e.g. pods=30.")
@@ -156,7 +159,12 @@ def _list_and_exit(context: click.Context, option: click.Parameter, wanted: bool
     help="Search for a shorter schedule that fails [default: --shrink].",
 )
 @click.option(
-    "--shrink-seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="Time limit of the search."
+    "--shrink-seconds",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Time limit of the search.",
 )
 @click.option("--timeline", default="", metavar="POD", help="Print the trace of a pod (name, UID or 'all').")
 @click.option(
@@ -195,7 +203,7 @@ def sim(
 ) -> None:
     """Test the agent against random workloads and faults.
 
-    Runs the agent in virtual time and checks its invariants all the time. See docs/simulation.md.
+    Runs the agent in virtual time and checks its invariants at every step. See docs/simulation.md.
 
     \b
     Examples:

@@ -30,7 +30,7 @@ def validate(paths: tuple[Path, ...], strict: bool, output: str | None, node_nam
     Exit status:
       0  all manifests are valid
       1  a manifest has errors
-      2  wrong usage
+      2  invalid command line
     """
     found = read_manifests(paths, node_name)
     count = len(found.problems) + (len(found.warnings) if strict else 0)
