@@ -3,10 +3,8 @@
 In: pods as they are admitted, changed and removed (`add`, `update`, `forget`). Out: `admit`, the decision.
 `rules.admission.admit` decides. This module only keeps the sums, so an admission does not iterate over all pods.
 
-This module is not notified when a pod finishes, so the sums may include finished pods. A pod that fits although they
-are counted is admitted. Before `admit` rejects a pod, it removes finished pods from the sums and decides again. So only
-a rejection takes time proportional to the number of pods. Kubelet counterpart: `canAdmitPod` and
-`filterOutInactivePods` in pkg/kubelet.
+This module is not notified when a pod finishes, so the sums may include finished pods until `admit` would reject a
+pod. Kubelet counterpart: `canAdmitPod` and `filterOutInactivePods` in pkg/kubelet.
 """
 
 from collections.abc import Callable
@@ -60,8 +58,8 @@ class Admission:
             self._usage.remove(own.share)
         try:
             decision = self._decide(pod)
-            # Finished pods are removed from the sums only before a rejection, because this takes time for each pod of
-            # the node.
+            # A pod that fits although finished pods are counted is admitted. They are removed from the sums only before a
+            # rejection, because this takes time for each pod of the node.
             if decision is not None and self._remove_finished(except_for=uid_of(pod)):
                 decision = self._decide(pod)
         finally:

@@ -8,10 +8,9 @@ are raised at the end as one exception group, so that the failure of one contain
 starting. The reason of a failed start is kept for the container's status until a start succeeds (`failures_of`) or
 the container is observed running (`clear_failures`).
 
-Containers of one pod start one after the other, in the order of the spec, because users rely on postStart hooks that
-delay the next container. A cancelled execution completes the current step and starts no other. An exited container is
-removed only if the plan or `rules.container_gc` requires it, because its exit code is lost with it. Kubelet
-counterpart: `SyncPod` in pkg/kubelet/kuberuntime/kuberuntime_manager.go.
+Containers of one pod start one after the other. A cancelled execution completes the current step and starts no other.
+An exited container is removed only if the plan or `rules.container_gc` requires it, because its exit code is lost with
+it. Kubelet counterpart: `SyncPod` in pkg/kubelet/kuberuntime/kuberuntime_manager.go.
 """
 
 import logging
@@ -290,6 +289,8 @@ class PlanExecutor:
             ("init_container", _chosen(spec.init_containers, actions.init_containers_to_start)),
             ("container", _chosen(spec.containers, actions.containers_to_start)),
         ):
+            # One after the other, in the order of the spec: users rely on postStart hooks that delay the next
+            # container.
             for container in containers:
                 if not self._may_start(PodUID(pod.metadata.uid or "")):
                     return tuple(errors)

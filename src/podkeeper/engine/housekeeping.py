@@ -4,9 +4,9 @@ It runs every two seconds.
 
     list cgroups and directories -> sync the known pods -> list the runtime -> decide at one moment -> act
 
-`rules.housekeeping` explains the order and takes all decisions. The sync loop runs concurrently. Until all sources are
-ready, a round only restarts static pods that their source removed and added again. It first drops the status of their
-former run (`Housekeeping.restart_static_pods`).
+`rules.housekeeping` takes all decisions. The sync loop runs concurrently. Until all sources are ready, a round only
+restarts static pods that their source removed and added again. It first drops the status of their former run
+(`Housekeeping.restart_static_pods`).
 
 Slow calls delay nothing else:
 
@@ -250,8 +250,8 @@ class Housekeeping:
         begun = (self._changes(), self._clock.monotonic())
         self._idle_since = None
         self._removals.log_slow_ones()
-        # The cgroups are listed before `sync_known_pods` and the runtime is listed after it. Otherwise a pod that is
-        # added or finished in between looks orphaned, and its cgroup or containers would be removed.
+        # List cgroups before `sync_known_pods`, so that they cannot belong to a pod that has no worker yet. List the
+        # runtime afterwards, so that a pod which has just finished does not look like a running orphan.
         for listing in self._listings:
             listing.begin(group)
         # An unknown listing counts as empty: nothing is removed that was not listed.

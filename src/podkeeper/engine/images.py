@@ -5,8 +5,7 @@
 
 In: a pod, one of its containers, its pull secrets. Out: the image's record, or the reason why the container must wait.
 
-* `rules.images.pull` decides whether to pull. `rules.backoff.table` decides how long to wait after a failed pull. The
-  backoff is per pod and image, because another pod may have other credentials.
+* `rules.images.pull` decides whether to pull. `rules.backoff.table` decides how long to wait after a failed pull.
 * `rules.images.keyring` selects the credentials: those of the pod, then those of the node. They are tried one by one.
 * `ImagePullManager` decides which pods may use a present image. Without one, all may.
 * Pods that need the same image with the same credentials share one pull. It continues if a waiting pod is killed.
@@ -147,7 +146,8 @@ class ImageManager:
     async def _pull(self, request: _ImageRequest, secrets: Sequence[PullSecret]) -> ImageRecord | NotStarted:
         """Pull for one container, unless the image is in backoff for its pod."""
         pod, name = request.pod, request.container.name
-        # The kubelet's order: a present image is used during backoff, too.
+        # After the check for a present image, as in the kubelet. The backoff is per pod, because another pod may have
+        # other credentials.
         held = self._backoff.hold_pull(pod, request.image, self._curve_of(pod))
         if held is not None:
             self._record(replace(held.event, container_path=container_path(pod, name)), pod)

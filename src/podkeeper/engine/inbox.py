@@ -67,8 +67,8 @@ class LoopInbox:
         now = self._clock.monotonic()
         if delay_seconds >= FAR_SECONDS:
             delay_seconds += -(now + delay_seconds) % ROUNDING_SECONDS
+        # The loop does not poll, so it must also be woken if this sync is due before the time until which it sleeps.
         self.queue.enqueue(uid, delay_seconds)
-        # The loop does not poll. Without this, it would sleep until the previously earliest sync.
         self.wake_by(now + delay_seconds)
 
     # For the loop.

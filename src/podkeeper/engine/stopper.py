@@ -186,6 +186,8 @@ class PodStopper:
         uid, now = PodUID(record.uid), self._clock.monotonic()
         stops = self._stops.setdefault(uid, {})
         stop = stops.get(container.id)
+        # A stop in progress is only shortened: its hook does not run twice, and its grace period does not begin again
+        # (k/k 115817).
         grace = _grace(pod, container.name, reason, override_seconds)
         if stop is None:
             pod_ip = record.ips[0] if record.ips else ""
@@ -194,7 +196,6 @@ class PodStopper:
             log.info("stopping container %s of pod %s within %s s: %s", container.name, uid, grace.seconds, text)
             self._record(normal(pod, container.name, EventReason.KILLING, text, container.id), pod or record)
         else:
-            # A hook that runs keeps running, and the grace period does not begin again (k/k 115817).
             stop.shorten(grace, now)
         if stop.task is None or stop.task.done():
             stop.task = self._spawn(self._stop(uid, stop))
