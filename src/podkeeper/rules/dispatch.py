@@ -136,8 +136,8 @@ def on_removal_at_once(pair: PodAndMirror, at: float, *, all_sources_ready: bool
     pod = pair.pod
     if pod is None:
         return None
+    # Without the mirror pod: the next sync then sees that it is gone and creates a new one at once.
     if pair.was_mirror:
-        # Without the mirror pod, because the manager may still return it. The sync then creates a new one at once.
         return on_update(PodAndMirror(pod, None, was_mirror=False), at)
     # A static pod has its full grace period: its manifest was removed, which is not a forced deletion.
     return Update(type=UpdateType.KILL, pod=pod, kill=None if is_static_pod(pod) else _BY_FORCE)

@@ -34,6 +34,7 @@ COMBINED_PREFIX: Final = "(combined from similar events): "
 DEFAULT_NAMESPACE: Final = "default"
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+# A DNS subdomain, as the API requires it for object names.
 _LONGEST_NAME: Final = 253
 
 V = TypeVar("V")
@@ -53,6 +54,7 @@ class RecordedEvent:
 class EventLimits:
     """Limits for aggregation and the rate of writes."""
 
+    # The defaults of client-go's EventCorrelator.
     similar: int = 10
     similar_seconds: float = 600.0
     burst: int = 25
@@ -129,6 +131,7 @@ class Correlator:
         `at`: monotonic seconds. `stamp` as in `api_event`, for the name of a combined event.
         """
         candidate, key = self._combined(event, at, stamp)
+        # Count before the rate limit, so that the next write also shows the events that were dropped.
         counted = self._counted(candidate, key)
         return counted if self._may_write(counted, at) else None
 

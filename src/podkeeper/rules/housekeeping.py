@@ -2,10 +2,8 @@
 
     list pod cgroups -> sync known pods -> list the runtime -> [ cleanup_plan ] -> the shell executes the plan
 
-The order matters. Cgroups are listed *before* the workers are synced, so they cannot belong to a pod that has no worker
-yet. The runtime is listed *afterwards*, so it shows which pods still run. The sync loop continues meanwhile, so pods
-updated since then count as known. In: a `CleanupInput`, taken at one moment. Out: a `CleanupPlan`. Its parts do not
-depend on each other. The next round repeats what failed.
+The order matters (`engine.housekeeping`, `Housekeeping.clean_up_pods`). In: a `CleanupInput`, taken at one moment. Out:
+a `CleanupPlan`. Its parts do not depend on each other. The next round repeats what failed.
 
 `cleanup_plan` must not run before all sources are ready, because the pods of a missing source would look orphaned.
 `restart_of` may run earlier: housekeeping uses it to restart static pods while a source is missing. Kubelet
@@ -97,6 +95,7 @@ def cleanup_plan(given: CleanupInput, workers: WorkerPredicates) -> CleanupPlan:
 
     Without a runtime listing, it removes and kills nothing.
     """
+    # The sync loop continues during the listings, so pods that were updated since then count as known.
     known = {*given.known, *given.updated_since}
     could_run = frozenset(known - {uid for uid, pod in given.known.items() if pod.state is PodWorkerState.TERMINATED})
     desired = {uid_of(pod): (pod, mirror) for pod, mirror in given.desired}

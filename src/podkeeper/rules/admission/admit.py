@@ -70,6 +70,8 @@ def admit(
     if error := sysctl_error(pod, enforcement.unsafe_sysctls):
         return Rejection("SysctlForbidden", error)
     decision = _predicates(pod, node, usage, other_pods)
+    # AppArmor after the resources, as in the kubelet. Unlike there, no pod is killed before the AppArmor check rejects
+    # the pod.
     if isinstance(decision, Rejection) or pod.status.phase != "Pending":
         return decision  # a pod that already runs has its profile
     error = apparmor_error(pod, enabled=enforcement.apparmor)
@@ -82,12 +84,14 @@ def _predicates(
     unsupported = _unsupported(pod, node)
     if unsupported is not None:
         return unsupported
+    # The kubelet's order. All reasons are collected, because preemption only helps if every one of them is a shortage.
     shortages = tuple(_shortages(pod.spec, node, usage))
     mismatches = tuple(_mismatches(pod, node, usage))
     if not shortages and not mismatches:
         return None
     if not is_critical_pod(pod):
         return _out_of(shortages[0]) if shortages else mismatches[0]
+    # Killing pods does not change labels, names, ports or taints.
     if mismatches:
         return mismatches[0]
     others = tuple(other_pods())
@@ -138,6 +142,7 @@ def _shortages(spec: core.PodSpec, node: core.Node, usage: NodeUsage) -> Iterato
         return {name: amount for name, amount in wanted.items() if resources.is_native(name) or name in capacity}
 
     requested = in_scheduler_units(resources.pod_requests(spec, known))
+    # Sorted, because the first shortage is reported. In the kubelet, the order of scalar resources is random.
     for name in sorted(requested, key=_order):
         amount, taken, total = requested[name], usage.used(name), capacity.get(name, 0)
         if name != "pods" and amount > 0 and amount > total - taken:
@@ -168,6 +173,7 @@ def _mismatches(pod: core.Pod, node: core.Node, usage: NodeUsage) -> Iterator[Re
         yield _failed("NodeName", "node(s) didn't match the requested node name")
     if any(map(usage.holds, host_ports(pod.spec))):
         yield _failed("NodePorts", "node(s) didn't have free ports for the requested pod ports")
+    # As in the kubelet, taints do not concern static pods.
     if not is_static_pod(pod) and is_untolerated(pod.spec, node, effect="NoExecute"):
         yield _failed("TaintToleration", "node(s) had taints that the pod didn't tolerate")
 

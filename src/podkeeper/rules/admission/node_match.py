@@ -35,6 +35,7 @@ def is_untolerated(spec: core.PodSpec, node: core.Node, effect: str) -> bool:
 
 def _matches_term(term: core.NodeSelectorTerm, node: core.Node, labels: Mapping[str, str]) -> bool:
     expressions, fields = term.match_expressions or (), term.match_fields or ()
+    # As in the API: an empty term matches no node.
     if not expressions and not fields:
         return False
     if not all(map(_is_valid_expression, expressions)) or not all(map(_is_valid_field, fields)):

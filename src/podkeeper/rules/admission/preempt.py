@@ -18,6 +18,7 @@ from podkeeper.rules import resources
 from podkeeper.rules.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, qos_of
 from podkeeper.rules.static.mirror import is_mirror_pod, is_static_pod
 
+# scheduling.SystemCriticalPriority of Kubernetes.
 SYSTEM_CRITICAL_PRIORITY: Final = 2_000_000_000
 
 
@@ -64,8 +65,10 @@ def victims_for(
     """Return the pods to kill, in order. None if killing all candidates would not free enough."""
     best_effort, burstable, guaranteed = _by_class(pod, others)
     needs = _needs_of(shortages)
+    # Do not kill any pod if killing all of them is not enough.
     if _left(needs, [*best_effort, *burstable, *guaranteed]):
         return None
+    # The kubelet's order: first find the fewest pods of the highest class, assuming that all lower ones are killed.
     of_guaranteed = _closest(guaranteed, _left(needs, [*best_effort, *burstable]))
     of_burstable = _closest(burstable, _left(needs, [*best_effort, *of_guaranteed]))
     of_best_effort = _closest(best_effort, _left(needs, [*of_burstable, *of_guaranteed]))
@@ -132,6 +135,7 @@ def _request(pod: core.Pod, resource: str) -> int:
         return 1
     amount = _amount(pod.spec, resource)
     overhead = resources.amounts_of(pod.spec.overhead).get(resource)
+    # As in the kubelet, overhead counts only for resources that the containers request.
     if overhead is not None and amount:
         amount += overhead
     return amount.milli_value if resource == "cpu" else amount.value

@@ -47,6 +47,7 @@ def sysctl_error(pod: Pod, allowed_unsafe: Sequence[str] = ()) -> str | None:
     for name in sysctls_of(pod):
         if not any(_matches(name, dotted(pattern)) for pattern in (*SAFE, *allowed_unsafe)):
             return f'forbidden sysctl: "{name}" not allowlisted'
+        # Without its own namespace, the pod would change the setting of the whole node.
         if shared := _host_namespace(name, pod):
             return f'forbidden sysctl: "{name}" not allowed with host {shared} enabled'
     return None

@@ -68,6 +68,7 @@ def shares_of(milli_cpu: int) -> int:
 
 def quota_of(milli_cpu: int, period: int = PERIOD_MICROSECONDS) -> int | None:
     """Return the CPU time per period for a limit in thousandths of a CPU. None: no limit."""
+    # As in the kubelet, a limit of 0 means no limit.
     return None if milli_cpu == 0 else max(milli_cpu * period // 1000, MIN_QUOTA_MICROSECONDS)
 
 
@@ -105,6 +106,7 @@ def container_limits(
         cpu_period=policy.period,
         memory=memory_limit.value or None,
         swap=False,
+        # As in the kubelet: the kernel then kills the whole container instead of one of its processes.
         oom_group=True,
     )
 
@@ -192,6 +194,7 @@ def files_of(limits: CgroupLimits, version: int) -> dict[str, str]:
         "pids.max": _or_max(limits.pids),
     }
     if not limits.swap:
+        # In version 1, this limit covers memory and swap together.
         files["memory.memsw.limit_in_bytes"] = memory
     return files
 

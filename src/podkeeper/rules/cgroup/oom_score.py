@@ -18,6 +18,7 @@ from podkeeper.rules.container.restart import is_sidecar
 from podkeeper.rules.qos import BEST_EFFORT, GUARANTEED, qos_of
 from podkeeper.rules.resources import amounts_of, container_total, may_be_pod_level, requests_of
 
+# The kubelet's guaranteedOOMScoreAdj. Its own processes have -999.
 LAST_KILLED: Final = -997
 FIRST_KILLED: Final = 1000
 _NODE_CRITICAL: Final = "system-node-critical"
@@ -34,6 +35,8 @@ def oom_score_of(pod: core.Pod, container: core.Container | core.EphemeralContai
     if isinstance(container, core.Container) and is_sidecar(container) and _is_init(pod, container):
         requested = max(requested, min(map(_memory_request, pod.spec.containers), default=0))
     score = 1000 - 1000 * (requested + _share_of_remainder(pod.spec)) // max(memory_bytes, 1)
+    # As in the kubelet: a Burstable container is killed before Guaranteed ones and after BestEffort ones, whatever it
+    # requests.
     return min(max(score, 1000 + LAST_KILLED), FIRST_KILLED - 1)
 
 

@@ -135,4 +135,5 @@ def _default_limit(name: str, context: PodContext) -> Quantity:
 
 
 def _rounded_up(amount: int, divisor: int) -> int:
+    # Round up, as in the kubelet: a limit of 100m is at least one CPU for a program that reads whole numbers.
     return -(-amount // divisor)

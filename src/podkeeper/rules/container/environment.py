@@ -64,6 +64,7 @@ def invocation_of(container: Container | EphemeralContainer, context: PodContext
 
 def environment_of(container: Container | EphemeralContainer, context: PodContext, objects: Objects) -> dict[str, str]:
     env: dict[str, str] = {}
+    # `envFrom` first, so that variables of `env` replace and can use its values.
     for source in container.env_from or ():
         env.update(_all_keys(source, objects))
     for variable in container.env or ():
@@ -81,6 +82,7 @@ def _value(
     objects: Objects,
 ) -> str | None:
     """Return the value of a variable, None if it is optional and its source is missing."""
+    # As in the kubelet, an explicit value counts before `valueFrom`.
     if variable.value:
         return expand(variable.value, env)
     source = variable.value_from

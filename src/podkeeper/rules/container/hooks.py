@@ -51,6 +51,7 @@ def http_fallback_request(request: HttpRequest, end: HttpEnd) -> HttpRequest | N
     """Return the HTTP request to try if the server does not speak HTTPS, without credentials. None: do not retry."""
     if not (isinstance(end, NoHttpAnswer) and _PLAIN_ANSWER in end.message and request.url.startswith("https:")):
         return None
+    # As in the kubelet: credentials meant for HTTPS must not be sent in plain text.
     headers = {name: values for name, values in request.headers.items() if name != "Authorization"}
     return replace(request, url="http:" + request.url.removeprefix("https:"), headers=headers)
 

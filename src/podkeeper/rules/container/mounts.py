@@ -61,6 +61,7 @@ def _sub_path(mount: VolumeMount, env: Mapping[str, str]) -> str:
     sub_path = expand_fully(mount.sub_path_expr, env) if mount.sub_path_expr else mount.sub_path or ""
     if sub_path.startswith("/"):
         raise NotConfigurable(f"error SubPath `{sub_path}` must not be an absolute path")
+    # An expanded variable can contain it, so the check of the API server is not enough.
     if ".." in sub_path.split("/"):
         raise NotConfigurable(f"unable to provision SubPath `{sub_path}`: must not contain '..'")
     return sub_path

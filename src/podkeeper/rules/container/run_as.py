@@ -27,6 +27,7 @@ def run_as_root_error(pod: Pod, container: Container | EphemeralContainer, image
     name = image_user.partition(":")[0]
     if not name or (name.isdecimal() and int(name) == 0):
         return f"container has runAsNonRoot and image will run as root {where}"
+    # A name may be mapped to UID 0 inside the image, so the kubelet rejects it as well.
     if not name.isdecimal():
         return (
             f"container has runAsNonRoot and image has non-numeric user ({name}), "

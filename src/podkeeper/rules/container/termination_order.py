@@ -31,6 +31,7 @@ def termination_order(spec: PodSpec, running: Collection[str]) -> TerminationOrd
     """
     order: dict[str, frozenset[str]] = dict.fromkeys(running, frozenset())
     awaited = frozenset(container.name for container in spec.containers if container.name in order)
+    # In reverse start order: an earlier sidecar may serve a later one (KEP-753).
     for container in reversed(spec.init_containers or ()):
         if is_sidecar(container) and container.name in order:
             order[container.name] = awaited

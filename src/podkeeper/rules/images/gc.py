@@ -23,6 +23,7 @@ from podkeeper.rules.images.reference import repository_of
 class GcPolicy:
     """When to remove images. At `high_percent` disk usage, remove images until it is `low_percent`."""
 
+    # The kubelet's defaults (imageGCHighThresholdPercent, imageGCLowThresholdPercent, imageMinimumGCAge).
     high_percent: int = 85
     low_percent: int = 80
     min_age_seconds: float = 120.0
@@ -69,6 +70,7 @@ def removable(known: Mapping[str, TrackedImage], kept: Collection[str], now: flo
     unused = (
         each
         for each in known.values()
+        # Detection has just set the time of all images in use.
         if each.last_used != now
         and not each.image.pinned
         and kept_names.isdisjoint(map(_full_name, names_of(each.image)))
@@ -81,6 +83,7 @@ def removable(known: Mapping[str, TrackedImage], kept: Collection[str], now: flo
 
 def is_too_old(each: TrackedImage, policy: GcPolicy, began: float, now: float) -> bool:
     """Return whether to remove an image for its age. The agent must have run for at least `max_age_seconds`."""
+    # As in the kubelet: a young agent does not know when images were used before it started.
     if policy.max_age_seconds <= 0 or now - began <= policy.max_age_seconds:
         return False
     return each.last_used is None or now - each.last_used > policy.max_age_seconds

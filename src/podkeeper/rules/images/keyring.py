@@ -89,6 +89,7 @@ def pull_credentials(reference: str, secrets: Sequence[PullSecret]) -> tuple[Cre
         for entry in _entries(secret):
             ring.setdefault(entry.key, []).append(entry.credentials)
     matching = [key for key in ring if key_matches(key, repository)]
+    # Only for Docker Hub. The kubelet also sends these credentials to `localhost`.
     if not matching and repository.partition("/")[0] in _HUB_HOSTS and _HUB_KEY in ring:
         matching = [_HUB_KEY]
     # Sort by bytes, as the kubelet does.
@@ -170,6 +171,7 @@ def _raw_entries(config: str) -> Sequence[tuple[str, object]]:
     try:
         read = json.loads(config)
     except (ValueError, RecursionError):
+        # `from None`, because the error of the decoder contains the text with its secrets.
         raise ValueError("cannot parse docker configuration: it is not JSON") from None
     if isinstance(read, dict):
         auths = next((value for name, value in read.items() if name.lower() == "auths"), read)

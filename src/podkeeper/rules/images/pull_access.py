@@ -140,6 +140,7 @@ def must_pull(
 
     `begun`: the agent has recorded a pull intent for this name.
     """
+    # A recorded intent counts like a pull: after a crash, the image must not count as preloaded.
     if not verification.concerns(image, pulled is not None or begun):
         return Decision(pull=False)
     access = None if pulled is None else pulled.access.get(untagged(image))
@@ -151,6 +152,7 @@ def must_pull(
     room = len(access.proofs) < MANY_SECRETS
     for proof in proofs:
         for known in access.proofs:
+            # Equal content in another Secret proves the same access.
             if proof.fingerprint == known.fingerprint:
                 return Decision(pull=False, learned=proof if room else None)
             if proof.secret == known.secret and room:
@@ -164,6 +166,7 @@ def with_access(pulled: PulledImage, image: str, access: Access) -> PulledImage:
         return pulled
     name = untagged(image)
     before = pulled.access.get(name, Access())
+    # The image was once pulled without credentials, so it is public. Further secrets prove nothing more.
     if before.any_pod:
         return pulled
     if access.any_pod:

@@ -38,6 +38,8 @@ _NAME: Final = re.compile(r"(?P<log>[0-9]+\.log)(?:\.(?P<stamp>[0-8][0-9]{7}-[0-
 class RotationPolicy:
     """How much of a container's log is kept, and how often it is checked."""
 
+    # The kubelet's defaults (containerLogMaxSize, containerLogMaxFiles, containerLogMaxWorkers,
+    # containerLogMonitorInterval).
     max_bytes: int | None = 10 * 2**20  # rotate at this size; None: never
     max_files: int = 5  # of one container, including the current one
     workers: int = 1  # number of logs compressed concurrently
@@ -82,6 +84,7 @@ def rotation_plan(log: str, size: int, names: Collection[str], policy: RotationP
     leftovers = [name for name, _, _ in rotated if name not in parts]
     is_due = policy.max_bytes is not None and size >= policy.max_bytes and log in names
     rotate_to = f"{log}.{_next_stamp((stamp for _, stamp, _ in rotated), now)}" if is_due else ""
+    # The current log counts, and after a rotation the new current log as well.
     room = max(0, policy.max_files - (2 if is_due else 1))
     excess, kept = parts[: max(0, len(parts) - room)], parts[max(0, len(parts) - room) :]
     # Keep the newest part uncompressed, because a reader may not have reached its end.

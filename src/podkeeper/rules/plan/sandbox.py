@@ -24,11 +24,13 @@ def sandbox_change(host_network: bool, sandboxes: Sequence[SandboxRecord]) -> Sa
     if not sandboxes:
         return SandboxChange(changed=True, attempt=0, sandbox_id="")
     newest = sandboxes[0]
+    # As in the kubelet: of several sandboxes, only the newest may be ready. Otherwise all are replaced.
     if not newest.ready or any(older.ready for older in sandboxes[1:]):
         return SandboxChange(changed=True, attempt=newest.attempt + 1, sandbox_id=newest.id)
     wanted = NetworkMode.NODE if host_network else NetworkMode.POD
     if (newest.network or NetworkMode.POD) is not wanted:  # if the runtime does not report it, it is the pod's own
         return SandboxChange(changed=True, attempt=newest.attempt + 1, sandbox_id="")
+    # As in the kubelet: a sandbox without an address has no working network.
     if not host_network and newest.ip == "":
         return SandboxChange(changed=True, attempt=newest.attempt + 1, sandbox_id=newest.id)
     return SandboxChange(changed=False, attempt=newest.attempt, sandbox_id=newest.id)

@@ -22,6 +22,7 @@ def exec_report(end: CommandEnd) -> Report:
         case CommandExited(output=output):
             return Report(ProbeOutcome.FAILURE, output_text(output))
         case TimedOut(message=message):
+            # A failure and no error: an application that hangs must be restarted.
             return Report(ProbeOutcome.FAILURE, message)
         case NotRun(message=message):
             return Report(ProbeOutcome.UNKNOWN, error=message)
@@ -32,6 +33,7 @@ def exec_command(action: ExecAction, container: Container) -> tuple[str, ...]:
 
     A variable with `valueFrom` is empty. An unknown name does not change. `$$` becomes `$`.
     """
+    # As in the kubelet, only the static values of the spec are used.
     values = {variable.name: variable.value or "" for variable in container.env or ()}
 
     def replaced(found: re.Match[str]) -> str:

@@ -118,6 +118,7 @@ def mirror_pod_for(static: Pod, node_name: str, node_uid: str | None) -> Pod:
 def mirror_deletion(pod_full_name: str, uid: str | None) -> MirrorDeletion:
     """Return the deletion of a mirror pod without grace period. With a UID, it applies only to that object."""
     name, namespace = parse_full_name(pod_full_name)
+    # No grace period: a mirror pod has no containers of its own that would have to stop first.
     return MirrorDeletion(namespace, name, DeleteOptions(grace_period_seconds=0, preconditions=Preconditions(uid=uid)))
 
 

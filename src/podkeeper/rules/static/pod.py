@@ -89,6 +89,7 @@ def identified(pod: core.Pod, origin: Origin, node_name: str) -> core.Pod:
     metadata = msgspec.structs.replace(
         pod.metadata,
         uid=uid,
+        # Lower case, because a pod's name must be valid in the API even if the host name is not.
         name=f"{pod.metadata.name}-{node_name.lower()}",
         namespace=pod.metadata.namespace or DEFAULT_NAMESPACE,
         annotations={**(pod.metadata.annotations or {}), CONFIG_HASH_ANNOTATION: uid},

@@ -172,6 +172,7 @@ def all_containers_restarting_condition(pod: Pod, record: PodRecord, old: PodSta
     """Return whether all containers are being removed for a restart. It has no generation."""
     condition = PodCondition(type=ALL_CONTAINERS_RESTARTING, status=FALSE)
     if phase in (Phase.SUCCEEDED, Phase.FAILED):
+        # A terminal pod restarts nothing, even if its containers were not removed in time.
         return replace(condition, reason=POD_COMPLETED if phase == Phase.SUCCEEDED else POD_FAILED)
     if not all_containers_should_restart(pod, record, old) or all_containers_are_removed(pod, record):
         return condition

@@ -93,6 +93,7 @@ def _by_name(
         _or_start_failure(view, container, _known_status(view, container, before.get(container.name)))
         for container in containers
     )
+    # As in the kubelet, because clients expect the same order in every status.
     return tuple(sorted(statuses, key=lambda status: status.name))
 
 
@@ -101,13 +102,16 @@ def _init_status(
 ) -> ContainerStatus:
     status = _known_status(view, container, old)
     newest = view.record.container(container.name)
+    # A completed init container never shows a start failure of an earlier attempt.
     if newest is not None and newest.state is RecordState.EXITED and newest.exit_code == 0:
         return status
     if newest is None and status.state.waiting is not None:
+        # Seed 364: the kubelet replaces the known exit by an assumed one here, and the true exit code is lost.
         if view.keeps_init_exits and (end := status.last_state.terminated) is not None and end.container_id:
             if view.pod_is_terminal:
                 return _with_final_exit(status, end)
         elif past_init and not is_sidecar(container):
+            # Finished init containers may have been removed. A regular container shows that they succeeded.
             return replace(status, state=_ASSUMED_COMPLETED)
     return _or_start_failure(view, container, status)
 
@@ -134,12 +138,14 @@ def _known_status(view: ContainerView, container: Container, old: ContainerStatu
 def _or_start_failure(view: ContainerView, container: Container, status: ContainerStatus) -> ContainerStatus:
     """Return the status, or a waiting state if the container should run but could not start."""
     failure = view.start_failures.get(container.name)
+    # A failure of a container that will not start again would hide its exit code.
     if failure is None or not container_should_restart(container, view.pod, view.record.container(container.name)):
         return status
     waiting = ContainerStateWaiting(reason=failure.reason or None, message=failure.message or None)
     return replace(
         status,
         state=ContainerState(waiting=waiting),
+        # The exit moves to lastState, so that `CrashLoopBackOff` does not hide it.
         last_state=status.last_state if status.state.terminated is None else status.state,
     )
 
@@ -170,6 +176,7 @@ def _from_old_status(view: ContainerView, container: Container, old: ContainerSt
         return status
     # It ran, and its exit was not observed. Without an exit it would count as never started, and a pod with
     # `restartPolicy: Never` would run twice.
+    # As in the kubelet: the container of a deleted pod does not restart.
     restarts = 0 if view.pod.metadata.deletion_timestamp is not None else 1
     return replace(
         status,

@@ -20,6 +20,7 @@ from podkeeper.model.quantity import parse_quantity
 from podkeeper.model.times import format_time, parse_time
 from podkeeper.rules.status.conditions import is_ours, is_shared
 
+# The kubelet's MaxPodTerminationMessageLogLength.
 MAX_POD_MESSAGE_BYTES = 12 * 1024
 """The maximum total size of the termination messages of a pod."""
 
@@ -32,6 +33,7 @@ _AMOUNTS = frozenset({"allocated_resources", "limits", "requests"})
 def normalised(spec: PodSpec, status: PodStatus) -> PodStatus:
     """Return a status in the form that can be compared and sent."""
     containers = len(spec.containers) + len(spec.init_containers or ()) + len(spec.ephemeral_containers or ())
+    # As in the kubelet: the share of each container in the spec, whether it has a message or not.
     message_bytes = MAX_POD_MESSAGE_BYTES // max(containers, 1)
 
     def each(statuses: Iterable[ContainerStatus] | None) -> list[ContainerStatus]:

@@ -58,6 +58,7 @@ def phase_of(pod: Pod, statuses: Iterable[ContainerStatus], *, pod_is_terminal: 
     sidecars = [by_name.get(each.name) for each in init_containers if is_sidecar(each)]
     regular = [(each, by_name.get(each.name)) for each in pod.spec.containers]
 
+    # Before all other rules: regular containers of such a pod never start, so they would keep it Pending forever.
     if any(_failed_finally(pod, container, status) for container, status in initializers):
         return Phase.FAILED
     if any(_progress(status) is not _Progress.STOPPED for _, status in initializers):
