@@ -5,7 +5,7 @@
 
 Each write opens the file again. This costs a few microseconds and detects that the file was removed, replaced or
 truncated. Data counts as durable only after the kernel has confirmed it. After a failed fsync, the data is written
-again. A second fsync without that would succeed although the kernel has dropped the data.
+again.
 """
 
 import contextlib
@@ -90,7 +90,8 @@ class JournalFile:
             self._durability.data(descriptor)
         finally:
             os.close(descriptor)
-        # Only after the sync. After a failed fsync, the kernel may have dropped the data, so it must be written again.
+        # Only after the sync. After a failed fsync, the kernel may have dropped the data, and a second fsync would
+        # succeed without it. So the same bytes must be written again.
         self.size += len(records)
         return True
 
@@ -115,8 +116,8 @@ class JournalFile:
             with contextlib.suppress(OSError):
                 os.unlink(self._new)  # the disk may be full
             raise
+        # The rename is durable only now. Until then, a power cut brings the old file back.
         _sync_directory(self.path.parent, self._durability)
-        # After the sync of the directory: until then, a power cut brings the old file back.
         self._identity, self.size = identity, len(data)
 
     @property
