@@ -19,8 +19,7 @@ Guarantees:
 * With checkpoints, versions from before a restart also count as known. Before the source sends the end of a pod
   (deleted, removed or terminal), it stores the position. So a stale list cannot make a restarted agent start the pod
   again.
-* The position is stored after the pods (`store`) and becomes durable with them. If it became durable first, a crash
-  could leave a position after a deletion and a stored pod from before it. The next agent would start the deleted pod.
+* The position is stored after the pods (`store`) and becomes durable with them.
 * A stream without events and bookmarks for five minutes counts as broken. About every half hour, a list recovers
   lost events. If that list fails, the watch continues, and the list is retried soon.
 
@@ -330,8 +329,8 @@ class ApiSource:
     async def _store_and_send(self, update: PodUpdate, emit: SendUpdate) -> None:
         """Store the pods, then the position, then send. If the update ends a pod, wait until both are durable."""
         try:
-            # Seed 74: the pods first. A crash that keeps only the position would let the next agent start a deleted
-            # pod.
+            # The pods first. If the position became durable first, a crash could leave a position after a deletion and
+            # a stored pod from before it. The next agent would start the deleted pod (seed 74).
             self._store(update)
             if self._checkpoints is not None:
                 self._checkpoints.write(API_SOURCE, self._state.position.encode())
