@@ -70,6 +70,7 @@ def seconds_of(text: str) -> float:
 def _term_nanoseconds(text: str, term: re.Match[str]) -> int:
     unit = _NANOSECONDS[term["unit"]]
     digits = term["whole"].lstrip("0")
+    # 2**63 has 19 digits. Check the length first, because int() is slow for very long texts.
     if len(digits) > 19 or (value := int(digits or "0") * unit) > _LIMIT:
         raise _invalid(text)
     if fraction := (term["fraction"] or "")[:_MAX_DIGITS]:

@@ -71,6 +71,7 @@ _IF_ABSENT_OR_ZERO: Final[dict[str, Any]] = {
     "pod_logs_dir": "/var/log/pods",
 }
 
+# As in SetDefaults_KubeletConfiguration: for these fields, an explicit zero means the default.
 _IF_ZERO_DURATION: Final[dict[str, str]] = {
     "sync_frequency": "1m0s",
     "file_check_frequency": "20s",
@@ -94,6 +95,7 @@ def with_defaults(config: KubeletConfiguration) -> KubeletConfiguration:
         **_if_absent(config, _IF_ABSENT),
         **_if_zero(config, _IF_ABSENT_OR_ZERO),
         **_if_zero_duration(config, _IF_ZERO_DURATION),
+        # As in the kubelet, every negative value means no limit.
         **({"pod_pids_limit": -1} if limit is not None and limit < 0 else {}),
         # If only the update frequency is set, it also applies to reports.
         **_if_zero_duration(

@@ -65,6 +65,7 @@ class Quantity:
 
     def __post_init__(self) -> None:
         unscaled, exponent = self.unscaled, self.exponent
+        # One form per amount, so that equal amounts are equal and hash alike, however they were written.
         while unscaled and unscaled % 10 == 0:
             unscaled, exponent = unscaled // 10, exponent + 1
         object.__setattr__(self, "unscaled", unscaled)

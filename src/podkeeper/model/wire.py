@@ -81,4 +81,5 @@ def fill(struct: Wire) -> None:
     """Replace each `null` in an always-written field by its zero value."""
     for field in msgspec.structs.fields(struct):
         if field.default_factory is not msgspec.NODEFAULT and getattr(struct, field.name) is None:
+            # Structs are frozen. This is only safe in `__post_init__`, before others hold a reference.
             msgspec.structs.force_setattr(struct, field.name, field.default_factory())

@@ -124,6 +124,7 @@ def _read(data: bytes | str, file: str) -> Iterator[Document | Problem]:
             yield from _from_value(found.value, Text(text[found.start : found.end], file, line))
             line += text.count("\n", found.start, found.end)
             end = found.end
+    # The rest after JSON objects, or all of the text, may be YAML.
     for chunk, first_line in _chunks(text[end:], line):
         yield from _from_value(_value_of(chunk), Text(chunk, file, first_line))
 

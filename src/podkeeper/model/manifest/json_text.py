@@ -51,6 +51,7 @@ def _read_object(text: str, start: int) -> ParsedObject | None:
     try:
         value, end = decoder.raw_decode(text, start)
     except RecursionError:
+        # Python's decoder is recursive, unlike our YAML builder.
         return ParsedObject(Unreadable(scalars.TOO_DEEP.format(MAX_DEPTH), 1), start, len(text))
     except ValueError:
         return None
@@ -74,6 +75,7 @@ class _DecodeErrors:
 
     def pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(pairs)
+        # The hook cannot stop the decoder with a position, so the error is reported after the whole object was read.
         if len(value) != len(pairs):
             self.repeated = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
         return value
@@ -104,6 +106,7 @@ def _without_lone_surrogate(match: re.Match[str]) -> str:
 
 
 def _is_too_deep(value: Value) -> bool:
+    # Level by level and not recursively, because this checks values that are too deep.
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [

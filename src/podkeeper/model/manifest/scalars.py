@@ -36,6 +36,7 @@ _WORDS: Final[dict[str, Scalar]] = {
     **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), math.inf),
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), -math.inf),
 }
+# Most scalars are words. Their first character already shows that they are no number, boolean or null.
 _FIRST_OF_OTHERS: Final = frozenset(["", *"0123456789+-.", *(word[:1] for word in _WORDS)])
 
 _INTEGER: Final = re.compile(
@@ -99,6 +100,7 @@ def json_float(value: float) -> int | float:
     """Return a whole float as an integer if it fits in 64 bits, because Go writes it without a point."""
     if not math.isfinite(value):
         raise NotReadable(f"cannot express {value} in JSON; use a finite number or put the text in quotes")
+    # 1e19 is beyond 64 bits, and larger floats would become very long integers.
     if value.is_integer() and abs(value) < 1e19:
         # Go writes the shortest digits. Above 2**53 they differ from int(value).
         whole = int(Decimal(repr(value)))

@@ -23,6 +23,7 @@ Value = Any  # any JSON value; `typed.decode` converts it to a typed object
 
 MAX_DEPTH: Final = 256  # far above any real object, far below Python's recursion limit
 _SHOWN_DEPTH: Final = 12  # a longer path does not help the reader
+# go-yaml counts only nodes. A long text that is repeated by aliases needs memory as well when the value is encoded.
 MAX_ALIASED_CHARACTERS: Final = 16 * 2**20
 # go-yaml's limit for "excessive aliasing": the share of nodes that may come from aliases, by document size.
 _MIN_ALIASES: Final = 100
@@ -30,6 +31,7 @@ _MIN_NODES: Final = 1_000
 _SMALL_NODES, _LARGE_NODES = 400_000, 4_000_000
 _SMALL_SHARE, _LARGE_SHARE = 0.99, 0.10
 
+# libyaml is much faster, but PyYAML can be built without it.
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 # Special values of a frame's key.
@@ -175,6 +177,7 @@ class _Builder:
         if self._stack and self._stack[-1].key is _NO_KEY:
             raise scalars.NotReadable("cannot use a list or a mapping as a key")
         if anchor is not None:
+            # Not complete yet, so that an alias inside its own anchor is an error and not a cycle.
             self._anchors[anchor] = None
         key = _NO_KEY if type(value) is dict else _ITEM
         self._stack.append(_Frame(value, anchor, self._nodes, self._characters, key))
@@ -228,6 +231,7 @@ class _Builder:
 
     def _name_entry(self, key: str) -> None:
         frame = self._stack[-1]
+        # Duplicate keys are an error, unlike in Go (decision 4). Keys of a merge may be overridden.
         if key in frame.value and key not in frame.merged:
             raise scalars.NotReadable(scalars.repetition(key))
         frame.key = key
