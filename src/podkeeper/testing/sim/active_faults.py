@@ -36,6 +36,7 @@ class FaultLog:
     def begin(self, at: float, kind: str, uid: PodUID | None = None) -> ActiveFault:
         """Log the start of a fault."""
         fault = ActiveFault(kind, uid, at)
+        # Each check scans this list, and a run of hours has thousands of faults.
         self._faults = [old for old in self._faults if old.ended > at - KEPT_SECONDS]
         self._faults.append(fault)
         self.counts[kind] += 1

@@ -83,8 +83,10 @@ class AgentProcess:
         loop = asyncio.get_running_loop()
         call = CallStarted(loop.time(), self.number, port, operation, *subject, args)
         self._bus.publish(call)
+        # CancelledError and not another exception: a killed process runs no `except Exception` blocks.
         if self._crash_point(call, Side.BEFORE):
             raise asyncio.CancelledError
+        # A task of the world: a real runtime does not stop a call because its caller is gone (decision 6).
         task = loop.create_task(_result_or_error(run))
         self._in_flight[task] = call
         task.add_done_callback(self._settle)
@@ -132,6 +134,7 @@ class AgentProcess:
 
     def call_now(self, run: Callable[[], T], if_dead: T) -> T:
         """Run a call that is not a coroutine. Return `if_dead` once the process has ended."""
+        # Cleanup code of a dead agent may still call this. It must neither fail nor have an effect.
         return run() if self.alive else if_dead
 
     def stream(self, stream: Any) -> "StreamProxy":

@@ -180,6 +180,7 @@ class WorkerPool:
         `keep` selects the timeline in the results: the name or UID of a pod, or "all".
         """
         waiting = iter(plans)
+        # One more than processes, so that none of them waits for the parent between two seeds.
         futures = [self._begin(Excerpt(plan), keep) for plan in islice(waiting, self._jobs + 1)]
         try:
             while futures:

@@ -139,6 +139,7 @@ def _companions(
     random: Random, leader: _DrawnFault, profile: Profile, kinds: Collection[str], others: Collection[_DrawnFault]
 ) -> list[_DrawnFault]:
     """Draw the companions of a fault, if it has any."""
+    # Draw everything before the decision, so that the number of draws does not depend on the selected kinds.
     brings, cluster = random.random() < profile.clusters, random.choice(CLUSTERS[leader.kind])
     found = []
     for kind in cluster:

@@ -16,6 +16,7 @@ from podkeeper.testing.sim.faults_services import StaleLists, WatchStale, undo_a
 from podkeeper.testing.sim.records import CallStarted
 from podkeeper.testing.sim.world import World
 
+# An idle agent makes few writes. Without a limit, the crash could come much later than drawn.
 LONGEST_WAIT_SECONDS = 30.0
 BASE_LATE_WAKEUPS = (0.02, 0.02)  # share and longest delay: a few wake-ups are always late
 

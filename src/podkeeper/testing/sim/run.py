@@ -93,6 +93,7 @@ async def _run_actions(world: World, schedule: Schedule, quiescence: Quiescence,
             timed.action.run(world)
             timed = next(actions, None)
         await _until(world, segment.calm_from)
+        # Before the calm phase: the limits of `Quiescence` count from the end of the last fault.
         world.end_faults()
         quiescence.start_calm()
         await _until(world, segment.ends)

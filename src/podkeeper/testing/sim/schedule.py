@@ -76,6 +76,7 @@ def segments_of(hours: float, *, calm_seconds: float = 900.0) -> tuple[Segment, 
     segments = []
     begins, end = 0.0, hours * 3600.0
     while begins < end - 1.0:
+        # The last segment also takes a rest of less than half an hour.
         ends = end if end - begins < 5400.0 else begins + 3600.0
         calm = min(calm_seconds, (ends - begins) / 2)
         segments.append(Segment(begins, ends - calm, ends))

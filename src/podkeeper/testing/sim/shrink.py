@@ -77,6 +77,7 @@ class _Shrinking:
 
     def run(self, is_fault: Callable[[TimedAction], bool]) -> None:
         """Try until no action can be left out."""
+        # Earlier segments ended with a check that the node had settled, so they are usually not needed.
         began = self._schedule.segments[-1].begins  # of the segment that failed
         if not self._try_without([timed for timed in self._schedule.actions if timed.at < began]):
             self._try_without([timed for timed in self._schedule.actions if timed.at < began and is_fault(timed)])
@@ -99,6 +100,7 @@ class _Shrinking:
         """Leave out some actions if the schedule still fails. Return false if it does not or they are gone already."""
         gone = {timed.number for timed in actions}
         kept = frozenset(timed.number for timed in self._schedule.actions) - gone
+        # A trial takes seconds, and the same set can be reached in several ways.
         if len(kept) == len(self._schedule.actions) or kept in self._rejected:
             return False
         if self._time_is_up():
@@ -106,6 +108,7 @@ class _Shrinking:
         candidate = self._schedule.only(kept)
         found = self._run_trial(candidate)
         self._runs += 1
+        # Another invariant may be another bug.
         still_fails = found is not None and found.invariant == self._violation.invariant
         if found is not None and still_fails:
             self._keep(candidate, found)

@@ -42,6 +42,7 @@ class Trace:
     def hash_only(self, at: float, uid: str, text: str) -> None:
         """Hash a line without keeping it."""
         self.length += 1
+        # `repr` of the time, because a rounded one would hide differences between two runs.
         self._hash.update(f"{at!r} {uid} {text}\n".encode())
 
     @property

@@ -171,6 +171,8 @@ class World:
             return
         self._downtime_seconds = downtime_seconds
         self._end_agent(why)
+        # After the proxies are disconnected and before the tasks are cancelled: their cleanup code must not reach the
+        # journal.
         written, kept = self.journal.unsynced_writes, self.crash_options.keep_unsynced
         self.journal.crash(keep=self._random.randint(0, written) if kept is None else written * kept)
         self._root.cancel()
@@ -183,6 +185,7 @@ class World:
         context = contextvars.copy_context()
         context.run(AGENT_PROCESS.set, process)
         flush = self.loop.create_task(agent.flush(within_seconds), context=context)
+        # The agent may be killed during the flush.
         await asyncio.wait([flush, root], return_when=asyncio.FIRST_COMPLETED)
         if process is self.process and self.is_up:
             self._downtime_seconds = downtime_seconds
@@ -191,6 +194,7 @@ class World:
 
     def reboot(self, downtime_seconds: float = 30.0) -> None:
         """Reboot the machine. All containers, mounts and cgroups are lost."""
+        # The agent first: it must not see its containers disappear one by one.
         self.crash("the machine went down", downtime_seconds)
         self.runtime.reboot()
         self.volumes.reboot()
@@ -239,6 +243,7 @@ class World:
 
     def violated(self, invariant: str, uid: str, message: str) -> None:
         """Report a violation. Only the first one is kept, and it ends the run."""
+        # Later violations are often consequences of the first one.
         if self.violation is None:
             self.violation = Violation(invariant, self.now(), PodUID(uid), message)
             self._ended.set()

@@ -122,8 +122,10 @@ class GracePeriods:
     def _add_deletion(self, at: float, pod: Pod, grace: int) -> None:
         uid = PodUID(pod.metadata.uid or "")
         known = self._deletions.get(uid)
+        # As in the agent, a grace period can only become shorter.
         if known is not None and grace >= known.grace_seconds:
             return
+        # Nothing has to stop, so there is nothing to measure.
         if not self._world.truth.running(uid):
             return
         previous = 0 if known is None else max(known.grace_seconds, known.previous_seconds)

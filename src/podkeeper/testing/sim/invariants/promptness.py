@@ -48,6 +48,7 @@ RELIST_SECONDS = 75.0  # until the slow relist has found changes whose events we
 SETTLED_SECONDS = 10.0  # a younger agent may not have received an update from all sources
 API_AFTERMATH_SECONDS = 65.0  # the longest backoff of a source that could not reach the API
 AFTERMATH_SECONDS = 35.0  # the longest backoff of others
+# As CallLimits.start_slots.
 START_SLOTS = 8
 
 API_FAULTS = frozenset({"api-down", "api-errors", "api-conflicts", "api-lost-answers", "stale-lists"}) | frozenset(
@@ -171,6 +172,7 @@ class Promptness:
         before = self._named.get(update.source, {})
         self._named[update.source] = now = {uid_of(pod): pod for pod in update.pods}
         for uid, pod in now.items():
+            # A pod that stays in the update has been checked already.
             if uid not in before:
                 self._names[uid] = full_name(pod)
                 self._on_static_pod(pod, uid)
