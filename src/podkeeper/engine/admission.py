@@ -58,7 +58,7 @@ class Admission:
             self._usage.remove(own.share)
         try:
             decision = self._decide(pod)
-            # A pod that fits although finished pods are counted is admitted. They are removed from the sums only before a
+            # A pod that fits although finished pods are counted is admitted. They leave the sums only before a
             # rejection, because this takes time for each pod of the node.
             if decision is not None and self._remove_finished(except_for=uid_of(pod)):
                 decision = self._decide(pod)

@@ -162,7 +162,7 @@ class SyncHandlers:
         elif couple.pod is not None:
             # Send the status at once instead of with the next batch (k/k 137309).
             self._status.mirror_changed(uid_of(couple.pod))
-        # The kubelet keeps the rejection of a static pod until its own restart, although there may be room now.
+        # In the kubelet, a rejected static pod whose manifest is removed and soon restored is never checked again.
         never_ran = not couple.was_mirror and self._clear_rejection(pod)
         match self._addition(couple, at, never_ran=never_ran):
             case dispatch.AdmissionNeeded(update=update):
@@ -182,7 +182,7 @@ class SyncHandlers:
         self._deliver(dispatch.on_update(self._pods.couple(pod), at))
 
     def _remove(self, pod: Pod, at: float) -> None:
-        # First the manager, so that the decision below does not find the removed mirror pod of a static pod any more.
+        # First the manager, as in the kubelet, because the decision must see the pods after the change.
         self._pods.remove(pod)
         if not is_mirror_pod(pod):
             self._admission.forget(uid_of(pod))

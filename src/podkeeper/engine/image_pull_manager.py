@@ -66,8 +66,7 @@ class ImagePullManager:
             offered=offered,
             verification=self._verification,
         )
-        # The pod's secret has a new name or content, but the same credentials. Record that, to skip the comparison next
-        # time.
+        # Another secret with the same credentials, or the same secret with new content. Record it as a further proof.
         if decision.learned is not None:
             self._add_access(reference, image_id, Access(proofs=(decision.learned,)))
         return decision.pull

@@ -58,7 +58,7 @@ class LoopInbox:
 
     def static_pod_ended(self, full_name: str) -> None:
         """Put a `StaticPodEnded` before all other messages, because its successor waits."""
-        # Pains 5 and 6: the successor starts as soon as its predecessor has ended (k/k 104648).
+        # Before all other messages: the successor starts as soon as its predecessor has ended (k/k 104648).
         self._messages.appendleft(StaticPodEnded(full_name))
         self._arrived.set()
 

@@ -213,7 +213,6 @@ class ProbeManager:
         for target in probes_of(pod):
             if group is None:
                 group = self._pods[uid] = _ProbedPod(pod, uid)
-            # Workers keep their state across updates of the pod. The new version only matters for addresses and events.
             group.pod = pod
             key = (target.container.name, target.kind)
             if key in group.workers or (key in group.ended and not self._has_new_container(group, key)):

@@ -212,8 +212,7 @@ class ContainerStarter:
         if error := run_as_root_error(pod, container, image.user):
             raise NotConfigurable(error)
         last = record.container(container.name)
-        # The highest attempt comes first in the record (`current_containers_first`). The runtime refuses a repeated
-        # one.
+        # The runtime refuses an attempt that has already started, so the number must be new.
         attempt = 0 if last is None else last.restart_count + 1
         return ContainerConfig(
             pod=pod,
