@@ -1,8 +1,7 @@
 """CRI calls with their deadlines. This module decides nothing.
 
-In: IDs and messages. Out: IDs, messages and the errors of the transport. The deadlines are the kubelet's: two minutes
-for most calls, four for a sandbox (its network may be slow). Stops and commands have their own time in addition.
-Stopping or removing an object that does not exist succeeds. Kubelet counterpart: cri-client/pkg/remote_runtime.go.
+In: IDs and messages. Out: IDs, messages and the errors of the transport. Stopping or removing an object that does not
+exist succeeds. Kubelet counterpart: cri-client/pkg/remote_runtime.go.
 """
 
 import math
@@ -13,8 +12,11 @@ from podkeeper.runtimes.cri.requests.labels import POD_UID
 from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.transport import ObjectNotFound, Transport
 
+# The default of the kubelet's `runtimeRequestTimeout`.
 CALL_SECONDS: Final = 120.0
+# As in the kubelet: the network of a sandbox may be slow.
 SANDBOX_SECONDS: Final = 2 * CALL_SECONDS
+# The engine gives a pull up earlier (`bounded_runtime`, 1800 s). This bounds the call that it has abandoned.
 PULL_SECONDS: Final = 3600.0
 UNBOUNDED_SECONDS: Final = 86_400.0
 """For a command without a timeout. No call is unbounded."""
@@ -41,6 +43,7 @@ class CriCalls:
         request = cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
         try:
             await self.transport.unary(f"{_RUNTIME}StopPodSandbox", request, cri.StopPodSandboxResponse, seconds)
+        # The runtime's word for "already done". A repeated stop or removal must succeed.
         except ObjectNotFound:
             return
 
@@ -86,6 +89,7 @@ class CriCalls:
         """Send SIGTERM, and SIGKILL after the grace period, rounded up to the whole seconds of CRI."""
         grace = math.ceil(max(0.0, grace_seconds))
         request = cri.StopContainerRequest(container_id=container_id, timeout=grace)
+        # As in the kubelet: the grace period is not part of the deadline.
         seconds = grace + CALL_SECONDS
         try:
             await self.transport.unary(f"{_RUNTIME}StopContainer", request, cri.StopContainerResponse, seconds)
@@ -133,6 +137,7 @@ class CriCalls:
         """Run a command in a container. A timeout of 0 means no timeout."""
         timeout = math.ceil(max(0.0, timeout_seconds))
         request = cri.ExecSyncRequest(container_id=container_id, cmd=command, timeout=timeout)
+        # As in the kubelet: the runtime enforces the command's timeout, the deadline only covers a runtime that hangs.
         seconds = timeout + CALL_SECONDS if timeout else UNBOUNDED_SECONDS
         return await self.transport.unary(f"{_RUNTIME}ExecSync", request, cri.ExecSyncResponse, seconds)
 

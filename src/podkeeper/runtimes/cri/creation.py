@@ -3,11 +3,9 @@
     run_sandbox      -> RunPodSandbox --- name taken ---> adopt the ready one, remove the others, retry once
     create_container -> files -> CreateContainer --- name taken ---> remove it if it never started, retry once
 
-containerd refuses a name that is taken. CRI-O returns the existing object in any state, so this module checks the state
-of an ID that it already has. A call without a response may have taken effect, or may still do so. So the next call for
-the same pod and attempt first checks for its result. A container must be created with the configuration of its sandbox.
-If another agent process created the sandbox, the configuration comes from the runtime. If the runtime does not store
-it, it is computed from the pod.
+containerd refuses a name that is taken. CRI-O returns the existing object in any state. If another agent process
+created a sandbox, its configuration comes from the runtime. If the runtime does not store it, it is computed from the
+pod.
 """
 
 import asyncio
@@ -42,6 +40,7 @@ from podkeeper.runtimes.cri.user_ranges import UserRanges
 log = logging.getLogger(__name__)
 
 UNCONFIRMED_KEPT: Final = 10_000
+# Only a cache: `_config_of` reads a dropped configuration from the runtime or computes it.
 CONFIGS_KEPT: Final = 4096
 
 _LOG_PATH: Final = "io.kubernetes.cri-o.LogPath"
@@ -85,6 +84,8 @@ class Creation:
         if config.log_directory:
             await asyncio.to_thread(_make_log_directory, config)
         sandbox_id = None
+        # A call without a response may have taken effect (containerd issue 4604), so look for its result before a
+        # second call.
         if (uid, attempt) in self._unconfirmed:
             sandbox_id = await self._adopt(uid, attempt, "")
         if sandbox_id is None:
@@ -99,6 +100,8 @@ class Creation:
         handler = runtime_handler_of(config.pod, self.node)
         try:
             sandbox_id = await self._try(uid, attempt, message, handler)
+            # CRI-O returns the existing sandbox for a name that is taken, in any state. A known ID is therefore not a
+            # new sandbox.
             if self._index.get(sandbox_id) is None:
                 return sandbox_id
             found = await self._adopt(uid, attempt, "")
@@ -111,6 +114,7 @@ class Creation:
 
     async def _try(self, uid: str, attempt: int, message: cri.PodSandboxConfig, handler: str) -> str:
         """Call once. Record the attempt until the runtime has confirmed or refused it."""
+        # Before the call: if this task is cancelled, the call may still take effect.
         self._unconfirmed[uid, attempt] = None
         if len(self._unconfirmed) > UNCONFIRMED_KEPT:
             self._unconfirmed.popitem(last=False)
@@ -127,6 +131,7 @@ class Creation:
         """Return the ready sandbox of a pod's attempt, if any, and remove the others of that attempt."""
         found = [box for box in sandboxes_by_age(await self._calls.sandboxes(uid)) if box.metadata.attempt == attempt]
         ready = next((box.id for box in found if box.state == cri.SANDBOX_READY), None)
+        # The holder of the name may be missing in the list, because runtimes do not list what they are still creating.
         useless = {box.id for box in found} | ({holder} if holder else set())
         for sandbox_id in sorted(useless - {ready}):
             await self._removal.stop_sandbox(sandbox_id)
@@ -146,6 +151,7 @@ class Creation:
 
     async def create_container(self, sandbox_id: str, config: ContainerConfig) -> str:
         """Create a container. A container of the same attempt that never started is removed first."""
+        # A container must be created with the configuration of its sandbox, whichever agent created that.
         sandbox = await self._config_of(sandbox_id, config.pod)
         config = await self._with_sub_paths(config)
         files = await asyncio.to_thread(self._files.create, config, sandbox.log_directory)
@@ -153,6 +159,7 @@ class Creation:
         try:
             container_id = await self._create(sandbox_id, message, sandbox, config)
         except RuntimeRefused as error:
+            # The message appears in the container's status, where the kubelet shows it without the gRPC code.
             raise without_code(error) from error
         if not container_id:
             raise RuntimeRefused(
@@ -182,6 +189,7 @@ class Creation:
     ) -> str:
         try:
             container_id = await self._calls.create_container(sandbox_id, message, sandbox)
+            # As for sandboxes, CRI-O returns the existing container.
             if not await self._is_from_earlier_call(container_id):
                 return container_id
             await self._remove_unstarted(config, container_id)
@@ -244,6 +252,7 @@ def kept_config(info: str) -> cri.PodSandboxConfig | None:
         status: Any = json.loads(info)
         kept = status["config"]
         message = cri.PodSandboxConfig()
+        # Unknown fields are those of newer or deprecated versions of the CRI, which our schema does not have.
         ParseDict(kept, message, ignore_unknown_fields=True)
     except (ValueError, TypeError, KeyError, ParseError):
         return None
@@ -259,6 +268,7 @@ def with_kept_places(config: SandboxConfig, info: str) -> SandboxConfig:
         return config
     return replace(
         config,
+        # CRI-O keeps the log of the sandbox itself in the pod's log directory.
         log_directory=os.path.dirname(kept.get(_LOG_PATH, "")) or config.log_directory,
         cgroup_parent=kept.get(_CGROUP_PARENT, config.cgroup_parent),
     )

@@ -16,6 +16,7 @@ _NAMED_REASONS: Final = ("RegistryUnavailable", "SignatureValidationFailed")  # 
 
 _CODED: Final = re.compile(r"rpc error: code = (\w+) desc = (.*)", re.DOTALL)
 _RESERVED_FOR: Final = re.compile(r'is reserved for "([^"]+)"')
+# The texts of containerd and CRI-O for a command that exceeded its timeout.
 _TIMED_OUT: Final = re.compile(r"timed out|timeout \S+ exceeded|context deadline exceeded")
 
 

@@ -12,12 +12,9 @@ subscribe again.
 containerd sends events before its CRI plugin has the new state, and sends nothing afterwards. An inspection right after
 the event would see the old state. Therefore:
 
-* Forward an exit, or a start by another client, only after ContainerStatus confirms it. Skip the check while our own
-  stop call is in flight.
-* Forward events of our own calls some time after the calls have returned, and only if the pod was not inspected since.
-  The engine usually inspects a pod after it starts or stops a container, and an inspection costs a tenth of a start.
-* For an unknown ID, look up the owner a little later, because it usually belongs to a call of ours in flight.
-* Do not forward creations, because the engine creates the containers.
+* An exit, or a start by another client, is forwarded only after ContainerStatus confirms it.
+* Events of our own calls are forwarded some time after the calls have returned, and only if the pod was not inspected
+  since.
 """
 
 import asyncio
@@ -41,20 +38,28 @@ from podkeeper.runtimes.events import EventHub
 
 log = logging.getLogger(__name__)
 
+# The ID usually belongs to a call of ours that has not returned yet. RunPodSandbox and StartContainer take about 0.1 s,
+# several times that on a busy machine.
 UNKNOWN_ID_SECONDS: Final = 1.0
 """Delay before the owner of an unknown ID is looked up."""
 
 OWN_CALL_SECONDS: Final = 1.0
 """Time that an event waits for our own call about the same object."""
 
+# The engine usually inspects a pod after it starts or stops a container. An inspection costs a tenth of a start, so do
+# not cause a second one.
 OWN_CHANGE_SECONDS: Final = 1.0
 """How long to wait for an inspection after our own start or stop. If there is one, the event is dropped."""
 
+# Shorter, because the engine need not inspect a pod after a removal. The wait only combines the removals of one pod,
+# which follow each other, into one inspection.
 OWN_REMOVAL_SECONDS: Final = 0.1
 """The same after a removal. It is short, but usually more removals of the same pod follow."""
 
 _SUBSCRIBE: Final = "/containerd.services.events.v1.Events/Subscribe"
+# The containerd namespace of its CRI plugin. Other clients of containerd use other namespaces.
 _NAMESPACE: Final = "k8s.io"
+# No topic for creations, because the engine itself creates the containers.
 _TOPICS: Final = ("/tasks/start", "/tasks/exit", "/tasks/oom", "/containers/delete")
 # containerd updates the status about 30 ms after the exit, but a busy machine may take much longer.
 _PAUSES: Final = (0.01,) * 10 + (0.05,) * 10 + (0.25,) * 6
@@ -154,6 +159,7 @@ class EventFeed:
     async def _receive(self) -> AgentError:
         """Receive events until the stream breaks. Return the reason."""
         try:
+            # containerd 1.6 does not have this call.
             with suppress(Unimplemented):
                 if await self._receive_cri():
                     return RuntimeUnavailable("cannot receive events: the runtime ended its event stream")
@@ -215,6 +221,9 @@ class EventFeed:
                 object_id = containerd_events.TaskStart.FromString(payload).container_id
                 owner = self._index.get(object_id)
                 is_own_sandbox = owner is not None and owner.made_here and owner.kind is Kind.SANDBOX
+                # Our own starts are forwarded by `starting`, after the call has returned. Starts of other clients need
+                # a confirmation, because containerd sends the event before its CRI plugin has the new state, and sends
+                # nothing afterwards.
                 if object_id not in self._own_calls and not is_own_sandbox:
                     group.create_task(self._forward_confirmed(object_id, RuntimeEventType.STARTED, at))
             case "/tasks/exit":
@@ -253,6 +262,7 @@ class EventFeed:
         with suppress(TimeoutError):
             async with asyncio.timeout(OWN_CALL_SECONDS):
                 await calls.over.wait()
+        # The call hangs: do not wait for it any longer.
         if not calls.over.is_set():
             return False
         await asyncio.sleep(OWN_REMOVAL_SECONDS if event_type is RuntimeEventType.DELETED else OWN_CHANGE_SECONDS)
@@ -265,9 +275,12 @@ class EventFeed:
             if owner is None:
                 await asyncio.sleep(UNKNOWN_ID_SECONDS)
                 owner = await self._look_up(object_id)
+                # Our own start after all: `starting` forwards it.
                 if owner is None or (owner.made_here and event_type is RuntimeEventType.STARTED):
                     return
             calls = self._own_calls.get(object_id)
+            # Our own stop call returns after the exit, and the engine usually inspects the pod then. Do not poll the
+            # status meanwhile.
             if calls is not None and calls.stops and await self._is_inspected(owner, event_type, calls):
                 return
             await self._confirm(object_id, owner, event_type)
@@ -305,6 +318,7 @@ class EventFeed:
                         return
                 else:
                     state = (await self._calls.container_status(object_id)).state
+                    # Any later state confirms the event, too: the container may have exited since it started.
                     if state not in _BEFORE[event_type]:
                         return
             except ObjectNotFound:
@@ -313,6 +327,7 @@ class EventFeed:
         log.warning("the runtime reported that %s was %s, but its status does not show it", object_id, event_type)
 
     def _forward(self, owner: Owner, object_id: str, event_type: RuntimeEventType, at: datetime) -> None:
+        # Before the event is sent, because the consumer inspects the pod, and a cached status would hide the change.
         self._forget(object_id)
         if (start := self._pending_starts.pop(object_id, None)) is not None:
             self._hub.send(start)  # the start comes before its successor

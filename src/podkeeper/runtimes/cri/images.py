@@ -48,6 +48,7 @@ class CriImages:
         for credentials in credentials_for(reference, secrets) or (None,):
             try:
                 return await self._calls.pull_image(reference, _auth(credentials))
+            # Only a refusal tries the next credentials. If the runtime does not answer, the pull may still take effect.
             except RuntimeRefused as error:
                 failures.append(error)
         raise pull_failure(failures) from failures[-1]

@@ -5,8 +5,7 @@ Lists and statuses are requested concurrently. A status is cached while it canno
     list_pods:  two lists                                          -> all pods, with IDs and states
     pod_record: two lists of one pod -> statuses, concurrently     -> the whole record of one pod
 
-Cached: the status of a container while it runs, or some time after its exit, and the network of a ready sandbox. (Right
-after an exit, the status may still change, because the OOM kill is reported separately.)
+Cached: the status of a container while it runs, or some time after its exit, and the network of a ready sandbox.
 Objects removed between a list and a status are skipped. For containers that the runtime reports as UNKNOWN, the exit
 status is recovered. Termination messages are read from files of the node, in a thread.
 """
@@ -41,6 +40,7 @@ from podkeeper.runtimes.cri.unknown_exits import recover_exit_status
 
 T = TypeVar("T")
 
+# containerd reports an OOM kill separately, possibly after the exit.
 SETTLED_AFTER: Final = timedelta(seconds=5)
 """Time after an exit in which a container's status may still change."""
 
@@ -64,6 +64,7 @@ class PodInspector:
         return pods
 
     async def pod_record(self, uid: PodUID) -> PodRecord:
+        # Before the lists: `inspected_since` must not count an inspection that began before the change.
         self._begun[uid] = asyncio.get_running_loop().time()
         sandboxes, containers = await asyncio.gather(self._calls.sandboxes(uid), self._calls.containers(uid))
         self._learn(sandboxes, containers)
@@ -93,12 +94,14 @@ class PodInspector:
             return ()
         box = boxes[0]
         known = self._networks.get(box.id)
+        # The network of a ready sandbox does not change.
         if known is not None and box.state == cri.SANDBOX_READY:
             return (known,)
         try:
             record = sandbox_record((await self._calls.sandbox_status(box.id)).status)
         except ObjectNotFound:
             return ()
+        # Without an address yet, ask again at the next inspection.
         if record.ready and (record.ip or record.network is NetworkMode.NODE):
             self._networks[box.id] = record
         return (record,)
@@ -124,6 +127,7 @@ class PodInspector:
             return None
         if status.state != cri.CONTAINER_EXITED:
             record = container_record(status, listed.pod_sandbox_id)
+            # A running container changes only to another state, which the list shows.
             if record.state is RecordState.RUNNING:
                 self._settled[listed.id] = record
             return record

@@ -38,6 +38,7 @@ class OwnerIndex:
 
     def saw(self, object_id: str, uid: str, kind: Kind) -> None:
         """Record the pod of an ID from a list or status."""
+        # Keep an existing entry: it may have `made_here`, which a list does not show.
         if object_id not in self._owners:
             self._note(object_id, Owner(PodUID(uid), kind))
 

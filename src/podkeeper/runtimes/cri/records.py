@@ -44,8 +44,10 @@ _STATES: Final = {
     cri.CONTAINER_EXITED: RecordState.EXITED,
 }
 _SHARES_PER_CPU: Final = 1024
+# The kernel's minimum, which the kubelet writes for "no CPU request".
 _MIN_SHARES: Final = 2
 _FALLBACK_TO_LOGS: Final = "FallbackToLogsOnError"
+# The kubelet's exception: such a container never ran, so its log says nothing about the failure.
 _CANNOT_RUN: Final = "ContainerCannotRun"
 
 
@@ -237,6 +239,7 @@ def _resources(status: cri.ContainerStatus) -> ActualResources | None:
     """Return the actual resources of a container. Runtimes do not report memory requests."""
     linux = status.resources.linux
     cpu_limit = linux.cpu_quota * 1000 // linux.cpu_period if linux.cpu_period > 0 and linux.cpu_quota > 0 else 0
+    # Round up, because the conversion to shares rounds down.
     cpu_request = -(-linux.cpu_shares * 1000 // _SHARES_PER_CPU) if linux.cpu_shares >= _MIN_SHARES else 0
     memory_limit = max(0, linux.memory_limit_in_bytes)
     if not (cpu_limit or cpu_request or memory_limit):

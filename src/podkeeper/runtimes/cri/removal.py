@@ -2,12 +2,8 @@
 
 Processes that still run in them get SIGKILL.
 
-When a sandbox is stopped, containerd kills the containers itself. CRI-O sends SIGTERM and waits until the deadline of
-the call, two minutes. It also waits for containers that never started. The engine has already waited for the grace
-period, so this module kills the containers first. CRI-O does not list containers that it is still creating, so the
-first call to it has a short deadline. CRI-O also overwrites the exit status of a container that is stopped again, so
-exited containers are not stopped. `learn()` records the runtime's name. Unknown runtimes are treated like CRI-O.
-Objects that do not exist count as removed.
+containerd does this itself when a sandbox is stopped. For CRI-O, this module kills the containers first. `learn()`
+records the runtime's name. Objects that do not exist count as removed.
 """
 
 import asyncio
@@ -25,6 +21,7 @@ FORCE_SECONDS: Final = 4.0
 One second before a deadline, CRI-O kills all containers, also those that it does not list.
 """
 
+# Runtimes that kill the containers of a sandbox when it is stopped. Unknown runtimes are treated like CRI-O.
 _KILLING: Final = ("containerd",)
 
 
@@ -39,6 +36,7 @@ class Removal:
 
     async def stop_container(self, container_id: str, grace_seconds: float) -> None:
         """Send SIGTERM, and SIGKILL after the grace period. An exited container is not touched."""
+        # CRI-O overwrites the exit status of a container that is stopped again.
         if not self._kills:
             try:
                 if (await self._calls.container_status(container_id)).state == cri.CONTAINER_EXITED:
@@ -50,8 +48,11 @@ class Removal:
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox and its containers."""
         if not self._kills:
+            # CRI-O would send SIGTERM and wait until the deadline of the call, two minutes, also for containers that
+            # never started. The engine has already waited for the grace period.
             await self._kill_all_in(sandbox_id)
-            # CRI-O has killed all containers by now; the next call waits for the slow step.
+            # A short deadline at first, because CRI-O does not list containers that it is still creating. At the
+            # deadline, CRI-O has killed them, too, and the next call waits for the slow step.
             with suppress(CallTimedOut):
                 await self._calls.stop_sandbox(sandbox_id, FORCE_SECONDS)
                 return

@@ -40,6 +40,7 @@ from podkeeper.runtimes.cri.schema import cri
 from podkeeper.runtimes.cri.stats import pod_stats
 from podkeeper.runtimes.cri.transport import Transport
 
+# Containers that are created and never started would otherwise stay here forever.
 CREATED_KEPT: Final = 1024
 
 Started = Callable[[str, ContainerConfig], Awaitable[None]]
@@ -90,6 +91,7 @@ class CriRuntime:
     async def open(self) -> None:
         """Check the runtime and start to receive events. Raises RuntimeUnavailable (retry) and BadInput."""
         self._name = (await runtime_version(self._calls, self._where)).runtime_name
+        # Before the first call that stops anything.
         self._removal.learn(self._name)
         self._creation.node = with_runtime_status(self._creation.node, await self._calls.status())
         self._receiving = asyncio.get_running_loop().create_task(self._feed.run())
@@ -147,6 +149,7 @@ class CriRuntime:
             with self._feed.starting(container_id):
                 await self._calls.start_container(container_id)
         except RuntimeRefused as error:
+            # The port requires that a repeated start succeeds. Runtimes refuse it.
             if not await self._has_started(container_id):
                 raise without_code(error) from error
         if self._started is not None and (config := self._created.pop(container_id, None)) is not None:
@@ -216,6 +219,7 @@ class CriRuntime:
         try:
             answer = await self._calls.exec_sync(container_id, command, timeout_seconds)
         except TryLater as error:
+            # The message of a lost connection may contain the same words, but says nothing about the command.
             if is_command_timeout(error) and not isinstance(error, RuntimeUnavailable):
                 return _timed_out(command, timeout_seconds)
             return NotRun(str(error))

@@ -72,6 +72,7 @@ class GrpcTransport:
         except grpc.aio.AioRpcError as error:
             raise _error_of(error, method, self._path, 0.0) from None
         finally:
+            # A consumer that stops early would otherwise leave the call open.
             call.cancel()
 
     async def close(self) -> None:
@@ -84,7 +85,9 @@ class GrpcTransport:
             options = (
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                # The agent's environment may name a proxy for its other connections.
                 ("grpc.enable_http_proxy", 0),
+                # Only the caller can decide whether a repeated call is safe.
                 ("grpc.enable_retries", 0),
                 # Reconnect soon after a restart of the runtime. The default pauses grow to two minutes.
                 ("grpc.initial_reconnect_backoff_ms", 100),

@@ -5,9 +5,8 @@ Each pod has its own range.
     <pods root>/<uid>/userns   {"uidMappings":[{"hostId":65536,"containerId":0,"length":65536}],"gidMappings":[...]}
 
 The files have the kubelet's format, so a restarted agent or a kubelet continues with them. A range is free again after
-the pod's directory is removed. IDs 0 to 65535 belong to the node. While the file of any pod cannot be read, no range is
-allocated, because it could be the range of that pod. A range is needed once per sandbox, so reading all pods is cheap
-enough. Kubelet counterpart: pkg/kubelet/userns.
+the pod's directory is removed. While the file of any pod cannot be read, no range is allocated. Kubelet counterpart:
+pkg/kubelet/userns.
 """
 
 import asyncio
@@ -21,6 +20,7 @@ from podkeeper.model.errors import UNDECODABLE, NotConfigurable
 from podkeeper.runtimes.cri.requests.node import IdRange
 
 MAPPINGS_FILE: Final = "userns"
+# As in the kubelet. IDs 0 to 65535 belong to the node itself.
 LENGTH: Final = 65536
 LAST_ID: Final = 2**32 - 1
 
@@ -46,6 +46,7 @@ class UserRanges:
 
     async def range_of(self, uid: str) -> IdRange:
         """Return the range of a pod: always the same. Raises NotConfigurable."""
+        # Two pods that allocate at the same time would find the same free range.
         async with self._lock:
             return await asyncio.to_thread(self._range_of, uid)
 
@@ -57,6 +58,8 @@ class UserRanges:
             raise NotConfigurable(f"create user namespace: {(error.strerror or str(error)).lower()}") from error
 
     def _allocate(self, uid: str) -> IdRange:
+        # A file that cannot be read raises, because two pods must never share a range. Reading all pods is cheap
+        # enough: a range is needed once per sandbox.
         taken = {found.first for name in os.listdir(self._pods_root) if (found := self._read(name))}
         for first in range(self._first, self._last - LENGTH + 2, LENGTH):
             if first not in taken:
@@ -71,6 +74,7 @@ class UserRanges:
         with open(unfinished, "xb") as file:
             file.write(msgspec.json.encode(_Mappings(mapping, mapping)))
             file.flush()
+            # Files of the pod belong to these IDs. After a power failure, the pod must get the same range.
             os.fsync(file.fileno())
         os.rename(unfinished, os.path.join(directory, MAPPINGS_FILE))
         return users

@@ -16,6 +16,7 @@ from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
 from podkeeper.runtimes.process.keeper.files import Json
 from podkeeper.runtimes.process.keeper_link import KeeperLink
 
+# More than a probe reports (10 KiB, `rules.probe.report`).
 MAX_OUTPUT_BYTES: Final = 16 * 1024
 _CHUNK_BYTES: Final = 65536
 _LAST_CHUNKS: Final = 16  # read at most this many chunks after the exit, because an orphaned process may write forever
@@ -69,6 +70,7 @@ async def run_command(
         request_id, answer = link.send_request("exec", request, files)
         try:
             async with asyncio.timeout(timeout_seconds + _EXTRA_SECONDS if timeout_seconds > 0 else None):
+                # Shield: a cancelled caller must not cancel the future that the link completes.
                 end, _ = await asyncio.shield(answer)
         except (asyncio.CancelledError, TimeoutError):
             link.send_request("kill_exec", {"request": request_id})

@@ -58,6 +58,7 @@ class ForkServerClient:
         """Start the fork server unless it runs. Raises RuntimeUnavailable."""
         if self.alive:
             return
+        # Packets, because each request has its own files, and a byte stream could split or join requests.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         source = str(Path(podkeeper.__file__).parent.parent)
@@ -71,6 +72,7 @@ class ForkServerClient:
                 stdin=subprocess.DEVNULL,
                 env={},
                 cwd="/",
+                # Ctrl-C in the agent's terminal must not reach the fork server.
                 start_new_session=True,
             )
         except OSError as error:
@@ -158,6 +160,7 @@ class ForkServerClient:
         self._disconnect()
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
+                # Reap it, but do not wait long, because this blocks the event loop.
                 self._process.wait(0.1)
 
     def _disconnect(self) -> None:
@@ -179,6 +182,8 @@ def lock_file(path: str, *, make: bool) -> int | None:
     """Open and lock a file. Return None if another process holds the lock. Raises OSError."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o600)
     try:
+        # flock, not POSIX locks: it survives a fork, can be passed on with the descriptor, and the kernel releases it
+        # when the last holder dies.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)

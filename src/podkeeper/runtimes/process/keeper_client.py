@@ -37,6 +37,7 @@ from podkeeper.runtimes.process.keeper.files import (
 from podkeeper.runtimes.process.keeper_link import Answer, KeeperLink, KeeperUnreachable
 from podkeeper.runtimes.process.records import ReportedContainer, decode_container
 
+# More than the 30 s for which one container start may block a keeper (`jail.START_SECONDS`).
 CALL_SECONDS: Final = 60.0
 
 
@@ -46,14 +47,21 @@ class KeeperTimeouts:
 
     answer_seconds: float = 2.0  # after this time, health() reports the keeper; a busy machine alone can cause this
     # After this time, its sandbox is reported as not ready, and the engine creates another one.
+    # It was 2 s once, and a busy machine then restarted pods.
     not_ready_seconds: float = 60.0
     # After this time, it is killed if it blocks a stop or removal; more than the 30 s that a container start may take.
     kill_seconds: float = 45.0
 
 
+# 128 + SIGKILL: the kernel kills the containers of a dead keeper (PR_SET_PDEATHSIG).
 _KILLED: Final = 137
+# As containerd reports an exit status that it could not determine.
 _LOST: Final = 255
+# A keeper holds its lock before its socket listens, and still holds it after the socket is closed. Both usually last
+# milliseconds, longer on a busy machine.
 _CONNECT_PAUSES: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+# The kernel releases the lock milliseconds after SIGKILL. A process in uninterruptible sleep keeps it, so do not wait
+# forever: all callers retry later.
 _DEATH_PAUSES: Final = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -116,6 +124,8 @@ class KeeperClient:
                 return True
             except (OSError, KeeperUnreachable) as cause:  # the keeper is still starting, or is shutting down
                 error = cause
+            # Do not retry here: it has accepted the connection, so it is stopped or busy. `KeeperPool._reconnect`
+            # retries for as long as it takes.
             except CallTimedOut as cause:
                 raise RuntimeUnavailable(f"cannot reach the keeper of pod {self._name}: it does not answer") from cause
             finally:
@@ -190,6 +200,7 @@ class KeeperClient:
         """Kill the keeper and with it its containers. Raises RuntimeUnavailable if it survives."""
         about = read_json(os.path.join(self.directory, KEEPER_FILE)) or {}
         pid = int(about.get("pid", 0))
+        # Two checks, because the PID may belong to another process by now.
         if pid and self.is_alive() and start_ticks(pid) == about.get("ticks"):
             kill.send(pid, signal.SIGKILL)
         if not await self.wait_dead():
@@ -232,6 +243,7 @@ class KeeperClient:
     def _ended(self, container: ReportedContainer, *, rebooted: bool) -> ReportedContainer:
         if container.state != "running":
             return container
+        # After a reboot, the stored PIDs belong to other processes.
         if not rebooted:
             _kill_leftovers(container.pid, container.ticks)
         end: Json = {
@@ -285,6 +297,7 @@ def _kill_leftovers(pid: int, ticks: int) -> None:
     if start_ticks(pid) not in (0, ticks):
         return  # the PID was reused, so no process of that session is left
     kill.kill_session(pid)
+    # Bounded, because a process in uninterruptible sleep does not end. It blocks a thread, not the event loop.
     deadline = time.monotonic() + 2
     while _runs(pid, ticks) and time.monotonic() < deadline:
         time.sleep(0.002)

@@ -63,6 +63,8 @@ class KeeperLink:
             async with asyncio.timeout(timeout_seconds):
                 return await answer
         except asyncio.CancelledError:
+            # The answer may arrive in the same iteration of the loop in which the caller is cancelled. With an open
+            # copy, the stdin of a container with `stdinOnce` would never end.
             _close_files_of(answer)
             raise
         except TimeoutError as error:
@@ -124,6 +126,7 @@ class KeeperLink:
             self._loop.add_writer(self._socket.fileno(), self._write)
             return
         except OSError:
+            # Later, so that `on_lost` does not run inside the call of the sender.
             self._loop.call_soon(self._break)
             return
         self._loop.remove_writer(self._socket.fileno())

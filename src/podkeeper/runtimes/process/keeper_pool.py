@@ -62,6 +62,7 @@ class KeeperPool:
     async def open(self) -> None:
         """Lock the root directory and adopt the keepers of an earlier agent. Raises BadInput."""
         os.makedirs(self._sandboxes, mode=0o700, exist_ok=True)
+        # Before anything else, because two agents would adopt the same keepers and delete each other's sandboxes.
         self._lock = lock_file(os.path.join(self._root, "agent.lock"), make=True)
         if self._lock is None:
             text = f"cannot use {self._root}: another agent uses it. Stop that agent or choose another directory"
@@ -104,14 +105,18 @@ class KeeperPool:
         os.mkdir(directory, 0o700)
         try:
             write_json(os.path.join(directory, CONFIG_FILE), msgspec.to_builtins(facts))
+            # Take the keeper's lock here and pass its descriptor on. So there is no moment in which a starting keeper
+            # looks dead.
             lock = lock_file(os.path.join(directory, LOCK_FILE), make=True)
             assert lock is not None, "the lock of a new sandbox is taken"
             try:
                 connection = await self._fork_server.fork_keeper(directory, lock)
             finally:
+                # The keeper's copy keeps the lock, because flock(2) belongs to the open file.
                 os.close(lock)
             await keeper.wait_ready(connection)
         except BaseException:
+            # In the background, because the caller may be cancelled and must not wait for the kill.
             self._spawn(self._discard(keeper))
             raise
         self._keepers[facts.id] = keeper
@@ -121,6 +126,8 @@ class KeeperPool:
     async def _discard(self, keeper: KeeperClient) -> None:
         """Kill a keeper that never became ready, and delete its files. It may still be starting, so retry."""
         keeper.disconnect()
+        # A keeper without keeper.json has no known PID, so `kill` fails until the keeper has written the file or has
+        # died by itself.
         for pause in (0.0, *_RETRY_SECONDS, *(10.0,) * 10):
             await asyncio.sleep(pause)
             with suppress(TryLater):
@@ -146,6 +153,7 @@ class KeeperPool:
                 self._table.add(sandbox, notify=False)
                 return
         except RuntimeUnavailable as error:
+            # Do not drop the sandbox: the pod runs, and the engine would start it a second time.
             log.warning("%s; using the stored state of its pod", error)
             self._table.add(sandbox, notify=False)
             for container in keeper.stored_containers():
@@ -176,6 +184,7 @@ class KeeperPool:
         match message["event"]:
             case "state":
                 containers = [decode_container(each) for each in message["containers"]]
+                # Containers that were removed while there was no connection.
                 for gone in set(sandbox.containers) - {each.id for each in containers}:
                     self._table.remove_container(sandbox, gone)
                 for each in containers:
@@ -220,6 +229,7 @@ class KeeperPool:
         if not self._is_current(sandbox):
             return
         keeper = self.keeper_of(sandbox)
+        # With this file, the shutdown was requested and is no reason for a warning.
         if not os.path.exists(os.path.join(keeper.directory, STOPPED_FILE)):
             log.warning("the keeper of pod %s died, so all its containers were killed", sandbox.pod)
         containers = await keeper.end_containers()
@@ -260,6 +270,7 @@ class KeeperPool:
         keeper = self.keeper_of(sandbox)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timeouts.kill_seconds):
+                # A reconnection may be under way. A keeper must not be killed only because its connection just broke.
                 while keeper.link is None and sandbox.state is not SandboxState.STOPPED:
                     await asyncio.sleep(_POLL_SECONDS)
         try:
@@ -275,6 +286,7 @@ class KeeperPool:
         await self.stop(sandbox)
         if self._table.sandboxes.get(sandbox.facts.id) is not sandbox:
             return  # a concurrent call removed it
+        # Rename first: after a crash during the deletion, half a sandbox would be adopted.
         aside = self._move_aside(self.directory_of(sandbox))
         self._keepers.pop(sandbox.facts.id, None)
         self._table.remove(sandbox)
@@ -297,6 +309,8 @@ class KeeperPool:
     async def _delete(self, directory: str) -> None:
         """Delete a directory that was moved aside. If this fails, the next start of the agent retries it."""
         try:
+            # The keeper has deleted the files of container users. Otherwise only a child of the fork server may do
+            # that, in the user namespace.
             if os.path.exists(os.path.join(directory, STOPPED_FILE)):
                 await asyncio.to_thread(shutil.rmtree, directory)
             elif os.path.exists(directory):

@@ -120,6 +120,7 @@ def _binds(config: ContainerConfig, home: str) -> tuple[Bind, ...]:
     ]
     path = posixpath.join("/", config.container.termination_message_path or DEFAULT_MESSAGE_PATH)
     if all(bind.target != path for bind in binds):
+        # Optional, because a container without mounts can still run. It only has no termination message.
         binds.append(Bind(os.path.join(home, "termination"), path, optional=True))
     return tuple(binds)
 
@@ -134,6 +135,7 @@ def _environment(env: Mapping[str, str], user: LinuxUser | None, hostname: str, 
         added["HOME"] = pwd.getpwuid(os.geteuid() if user is None else user.uid).pw_dir
     except KeyError:
         added["HOME"] = "/"
+    # The spec wins.
     return {**added, **env}
 
 

@@ -37,6 +37,7 @@ from podkeeper.runtimes.process.records import ContainerFacts, PodTable, Sandbox
 from podkeeper.runtimes.process.sessions import Session, open_attached, open_command
 
 _REMOVE_SECONDS: Final = 1.0
+# Short, because the agent is about to exit (a second Ctrl-C).
 _CANCEL_STOP_SECONDS: Final = 2.0
 DEFAULT_TIMEOUTS: Final = KeeperTimeouts()
 
@@ -114,6 +115,7 @@ class ProcessRuntime:
         uid, spec = PodUID(config.pod.metadata.uid or ""), config.pod.spec
         async with self._pod_lock(uid):
             for old in self._table.sandboxes_of(uid):
+                # An earlier call for this attempt was abandoned or got no answer. Adopt its result, or remove it.
                 if old.facts.attempt == config.attempt:
                     if old.state is SandboxState.READY:
                         return old.facts.id
@@ -163,6 +165,8 @@ class ProcessRuntime:
             for box in self._table.sandboxes_of(uid):
                 for old in tuple(box.containers.values()):
                     if (old.facts.name, old.facts.attempt) == (name, config.attempt):
+                        # A create call can take effect long after its caller gave it up. By then a later sync may have
+                        # started this attempt, so never remove a container that has started.
                         if old.state != "created":
                             raise RuntimeRefused(
                                 f"cannot create container {name}: attempt {config.attempt} has already started"
@@ -177,6 +181,7 @@ class ProcessRuntime:
                 self._pod_pids_limit,
             )
             keeper = self._keepers.keeper_of(sandbox)  # before the await, because the sandbox may be removed meanwhile
+            # In a thread, because it reads users and groups, and NSS may ask a server for them.
             request = await asyncio.to_thread(request_of, config, container_id, context)
             facts = ContainerFacts(
                 name=name,
@@ -236,6 +241,7 @@ class ProcessRuntime:
             return
         if sandbox.state is not SandboxState.STOPPED:
             await self._keepers.call_or_kill(sandbox, "remove", {"container": container_id}, _REMOVE_SECONDS)
+        # Not `else`: the call above may have killed the keeper.
         if sandbox.state is SandboxState.STOPPED:
             await self._keepers.delete_container(sandbox, container_id)
 
@@ -327,6 +333,7 @@ class ProcessRuntime:
 
     def _now(self, uid: PodUID) -> int:
         """Return the time, but later than every creation in the pod, because order must survive clock changes."""
+        # 1000 ns, because records have microseconds.
         return max(time.time_ns(), self._table.newest_creation(uid) + 1000)
 
     @asynccontextmanager

@@ -29,6 +29,7 @@ from podkeeper.runtimes.process.keeper.terminal import receive_terminal
 from podkeeper.runtimes.process.keeper_link import Answer, KeeperLink
 
 _CHUNK_BYTES: Final = 65536
+# At most 1 MiB of output is buffered. After that, the writer blocks.
 _QUEUE_CHUNKS: Final = 16
 _LAST_BYTES: Final = 2**20  # read at most this much from the pipes after a command has ended
 
@@ -102,6 +103,7 @@ class Session:
         """End the input. A command with a terminal gets the end-of-file key."""
         if self._stdin < 0:
             return
+        # A terminal has no half-close. The shell at its other end treats the key as the end of the input.
         if self._terminal >= 0 and self._end is not None:
             with contextlib.suppress(OSError):
                 os.write(self._stdin, b"\x04")
@@ -119,6 +121,7 @@ class Session:
         """Return the exit code of a command. Raises TryLater if it could not start or its keeper died."""
         if self._end is None:
             raise RuntimeRefused("cannot wait for an exit code: an attached container is not a command")
+        # Shield: a cancelled caller must not cancel the future that the link completes.
         answer, _ = await asyncio.shield(self._end)
         return int(answer["code"])
 

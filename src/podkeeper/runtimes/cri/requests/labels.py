@@ -29,6 +29,8 @@ PORTS: Final = "io.kubernetes.container.ports"
 DELETION_GRACE: Final = "io.kubernetes.pod.deletionGracePeriod"
 TERMINATION_GRACE: Final = "io.kubernetes.pod.terminationGracePeriod"
 
+# The kubelet decodes these annotations, and recorded requests are compared as text, so write fields in the order of
+# Go's structs.
 _GO_ORDER: Final = (
     *("name", "hostPort", "containerPort", "protocol", "hostIP"),
     *("exec", "httpGet", "tcpSocket", "sleep", "command"),

@@ -144,6 +144,7 @@ def _swap_bytes(pod: Pod, container: Container | EphemeralContainer, node: NodeF
         return 0
     request = amounts_of(container.resources.requests).get("memory", ZERO)
     limit = amounts_of(container.resources.limits).get("memory", ZERO)
+    # As in the kubelet: a container with equal request and limit gets no swap.
     if request == limit or not 0 <= request.value <= node.memory_bytes:
         return 0
     return request.value * node.swap_bytes // max(node.memory_bytes, 1)

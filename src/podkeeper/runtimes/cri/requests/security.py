@@ -76,6 +76,7 @@ def container_security(
     )
     if not made.HasField("run_as_user"):
         _use_image_user(made, config.image_user)
+    # With the pod's or the host's PID namespace, the target is visible anyway.
     if config.target_id and made.namespace_options.pid == cri.CONTAINER:
         made.namespace_options.pid = cri.TARGET
         made.namespace_options.target_id = config.target_id
