@@ -32,9 +32,11 @@ log = logging.getLogger(__name__)
 
 DATA: Final = "..data"
 _NEW_DATA: Final = "..data_tmp"
+# NAME_MAX and PATH_MAX of the kernel, as in the kubelet.
 _MAX_NAME_BYTES: Final = 255
 _MAX_PATH_BYTES: Final = 4096
 _VERSION_MODE: Final = 0o755  # not restrictive, because the modes of the files control access
+# The kubelet's modes for a read-only volume with fsGroup. New files in a directory inherit its group.
 _GROUP_READ: Final = 0o440
 _GROUP_ENTER: Final = 0o2550
 
@@ -65,9 +67,13 @@ class AtomicWriter:
         files = _clean(files)
         with opened(open_directory(self._directory)) as top:
             version = current_version(top)
+            # Compare with the disk, not with the last write. Nothing is synced here: after a power failure no container
+            # runs until this comparison has repaired the files.
             changed = version is None or not self._is_current(top, version, files)
             if changed:
                 version = self._swap(top, files, version or "")
+            # In this order, a new link never dangles, and readers of the old version lose it only after the new one is
+            # published.
             self._link(top, files)
             self._remove_old_versions(top, version or "")
             return changed
@@ -97,6 +103,7 @@ class AtomicWriter:
         return version
 
     def _write_version(self, top: int, files: Files) -> str:
+        # The random part keeps two versions of the same second apart.
         name = f"{datetime.now(UTC):..%Y_%m_%d_%H_%M_%S}.{secrets.randbelow(2**32)}"
         with opened(make_child(top, name, _VERSION_MODE)) as directory:
             self._give_to_group(directory, _VERSION_MODE)
@@ -110,6 +117,7 @@ class AtomicWriter:
                 self._give_to_group(child, _VERSION_MODE)
                 self._write_file(child, names[1:], file)
             return
+        # The directory is new, so nothing may exist here. If something does, do not write through it.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(names[0], flags, 0o600, dir_fd=directory), "wb") as out:
             out.write(file.data)
@@ -143,12 +151,14 @@ class AtomicWriter:
         with suppress(FileNotFoundError):
             os.unlink(_NEW_DATA, dir_fd=top)  # left by a crash during a write
         os.symlink(version, _NEW_DATA, dir_fd=top)
+        # rename(2) replaces the link atomically. symlink(2) cannot replace an existing one.
         os.rename(_NEW_DATA, DATA, src_dir_fd=top, dst_dir_fd=top)
 
     def _link(self, top: int, files: Files) -> None:
         """Create a link for each file or directory of the version, and remove other links."""
         wanted = {path.partition("/")[0] for path in files}
         for name in os.listdir(top):
+            # Only our own links. A directory here is a mount point of another volume (`nested`).
             if not name.startswith("..") and name not in wanted and _link_at(top, name) == f"{DATA}/{name}":
                 os.unlink(name, dir_fd=top)
         for name in wanted:

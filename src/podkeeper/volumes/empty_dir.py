@@ -21,6 +21,7 @@ from podkeeper.volumes.paths import PodDirectory
 KIND: Final = "empty-dir"
 MEMORY: Final = "Memory"
 
+# The modes of the kubelet: 0777 on disk, and the default of tmpfs in memory.
 _MODE: Final = 0o777
 _MEMORY_MODE: Final = 0o1777
 _SETGID: Final = 0o2000
@@ -76,6 +77,7 @@ def _memory_limit(pod: Pod) -> Quantity | None:
     if pod.spec.resources is not None and (of_pod := amounts_of(pod.spec.resources.limits).get("memory")):
         return of_pod
     containers = (*pod.spec.containers, *(pod.spec.init_containers or ()))
+    # Without a limit of its own, one container can use all memory of the node, so the sum limits nothing.
     if not all(limits_of(container).get("memory") for container in containers):
         return None
     return container_total(pod.spec, limits_of).get("memory")

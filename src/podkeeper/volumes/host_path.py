@@ -38,6 +38,7 @@ class HostPath:
         """Check or create the path and return it. Blocks as long as its file system hangs. Raises TryLater."""
         if ".." in self.path.split("/"):
             raise TryLater(f"invalid HostPath `{self.path}`: must not contain '..'")
+        # Without a type, the API requires no check. The path may not exist yet.
         if not self.type:
             return self.path
         if self.type not in _CHECKS:
@@ -56,6 +57,7 @@ class HostPath:
             if what == "mkdir":
                 os.makedirs(self.path, 0o755, exist_ok=True)
             else:
+                # O_NONBLOCK, because the path may be a named pipe by now, and opening one would block.
                 os.close(os.open(self.path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644))
         except OSError as error:
             raise TryLater(f"{what} {self.path}: {(error.strerror or str(error)).lower()}") from error

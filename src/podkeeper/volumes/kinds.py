@@ -52,6 +52,8 @@ async def plan_of(volume: Volume, pod: Pod, inputs: PlanInputs) -> VolumePlan:
         try:
             return await payload_of(volume, pod, inputs)
         except (TryLater, BadInput) as error:
+            # Not an error yet: a volume that was ready once keeps its files, even after a restart of the agent. (The
+            # kubelet's volumes stay only until it restarts.)
             return Unavailable(volume.name, kind, str(error))
     if volume.host_path is not None:
         return HostPath(volume.name, volume.host_path.path, volume.host_path.type or "")
@@ -80,6 +82,7 @@ def payload_kind(volume: Volume) -> str | None:
 
 async def payload_of(volume: Volume, pod: Pod, inputs: PlanInputs) -> Payload:
     """Return the plan of a volume with files from API objects. Raises TryLater."""
+    # Secrets and tokens are never written to disk.
     in_memory = volume.secret is not None or (
         volume.projected is not None and projected.holds_secrets(volume.projected)
     )

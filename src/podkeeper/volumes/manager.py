@@ -49,8 +49,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# The kubelet's syncFrequency.
 REFRESH_SECONDS = 60.0
 REFRESH_JITTER = 0.5  # random extra time, as a fraction of the period, so that nodes do not read at the same time
+# A bound, in case another process keeps mounting.
 MAX_MOUNTS = 1000
 
 
@@ -119,6 +121,7 @@ class HostVolumes:
             except AgentError as error:
                 failures[volume.name] = str(error)
         work = partial(_translated, "create its directory", partial(_set_up, plans, directory, self._memory))
+        # Set up the other volumes even if one failed, so that one message names all problems.
         paths, more_failures = await self._threads.run(uid, f"mount the volumes of pod {uid}", work)
         if failures or more_failures:
             raise TryLater(_mount_error({**failures, **more_failures}))
@@ -148,6 +151,7 @@ class HostVolumes:
 
     async def unmount(self, uid: PodUID) -> None:
         """Unmount and remove all volumes of a pod. A pod without volumes is no error. Raises TryLater."""
+        # First, so that a refresh that is under way writes nothing more (`_update`).
         if (mounted := self._mounted.pop(uid, None)) is not None:
             for path in mounted.paths.values():
                 self._problems.solved(path)
@@ -158,6 +162,8 @@ class HostVolumes:
         except TryLater as error:
             if self._helper is None or not isinstance(error.__cause__, PermissionError):
                 raise
+            # Containers of an ordinary user's subordinate IDs wrote files that the agent may not delete. The helper
+            # deletes the files, the second run removes what is left.
             await self._clear(uid, what, self._helper)
             await self._threads.run(uid, what, work)
 
@@ -212,6 +218,7 @@ class HostVolumes:
             return self._measure_seconds
         work = partial(measure, limited, self._measure_seconds)
         found, pause = await self._threads.run("/usage", "measure volumes", work)
+        # The pod may have been unmounted during the measurement.
         for over_use in found:
             if over_use.uid in self._mounted:
                 self._over_use(over_use)
@@ -222,6 +229,7 @@ class HostVolumes:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._refresh_seconds * (1 + REFRESH_JITTER * self._fraction())):
                     await self._changed.wait()
+            # Before the refresh, because a change during it must cause another one.
             self._changed.clear()
             try:
                 await self.refresh()
@@ -264,6 +272,7 @@ class HostVolumes:
             if await self._threads.run(uid, f"update volume {payload.name} of pod {uid}", work):
                 await self._change_group(uid, payload.group, [mounted.paths[payload.name]])
                 log.info("volume %s of pod %s updated", payload.name, uid)
+            # Only after success, so that a failed update is repeated.
             mounted.written[payload.name] = payload.fingerprint()
         except TryLater as error:
             log.warning("volume %s of pod %s is not updated: %s", payload.name, uid, error)
@@ -280,6 +289,7 @@ class HostVolumes:
 
     async def _change_group(self, uid: PodUID, group: int | None, paths: Sequence[str]) -> None:
         """Change the group of volumes through the helper. As in the kubelet, the pod starts even if this fails."""
+        # Root has changed the group already (`make_child_of`, `AtomicWriter`).
         if group is None or os.geteuid() == 0:
             return
         work = partial(in_our_group, paths, group)
@@ -315,15 +325,19 @@ def _set_up(
 def _unmount_and_remove(root: str, uid: str, memory: MemoryDirectories) -> None:
     directory = os.path.join(root, PODS, uid)
     for _ in range(MAX_MOUNTS):
+        # Read the table again after each step, because mounts can be stacked on one path.
         mounts = mounts_below(directory)
         if not mounts:
             break
+        # The kernel refuses to unmount a file system that has mounts below it.
         deepest = max(mounts, key=lambda path: path.count("/"))
         try:
             unmount(deepest)
         except OSError as error:
             raise TryLater(f"cannot unmount {deepest} of pod {uid}: {(error.strerror or '').lower()}") from error
     what = f"remove the volumes of pod {uid}"
+    # The `volumes` directory comes last: while it exists, the pod counts as mounted, so an interrupted removal is
+    # repeated.
     _translated(what, partial(memory.remove, uid))
     _translated(what, partial(remove_tree, root, PODS, uid, SUB_PATHS))
     _translated(what, partial(remove_tree, root, PODS, uid, VOLUMES))
@@ -331,6 +345,7 @@ def _unmount_and_remove(root: str, uid: str, memory: MemoryDirectories) -> None:
 
 def _remove(root: str, uid: str) -> None:
     directory = os.path.join(root, PODS, uid)
+    # Never delete through a mount: the files behind it may be the host's (k/k issue 60987).
     if mounts := mounts_below(directory):
         raise TryLater(f"cannot remove the directory of pod {uid}: {mounts[0]} is mounted")
     if os.path.lexists(os.path.join(directory, VOLUMES)):

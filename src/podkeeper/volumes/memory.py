@@ -28,6 +28,8 @@ from podkeeper.volumes.paths import VolumeDirectory
 log = logging.getLogger(__name__)
 
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
+# ENOSYS comes from a seccomp filter, ENODEV from a kernel without tmpfs (mount(2)). In both cases a shared directory
+# still works.
 _NOT_PERMITTED: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENODEV)
 
 
@@ -83,6 +85,7 @@ class MemoryDirectories:
         for base in self._bases():
             if _is_ours(base):
                 remove_tree(base, uid)
+                # Free the name, because `_make_shared` creates a link there.
                 with suppress(OSError):  # other pods still have directories
                     os.rmdir(base)
 
@@ -100,6 +103,7 @@ class MemoryDirectories:
         with opened(make_child(parent, directory.name, 0o777)) as mount_point:
             try:
                 try:
+                    # noswap, because secrets must not reach a swap device. The kubelet mounts them in the same way.
                     mount_tmpfs(mount_point, ",".join([*options, "noswap"] if self._supports_noswap else options))
                 except OSError as error:
                     if error.errno != errno.EINVAL or not self._supports_noswap:
@@ -151,6 +155,8 @@ class MemoryDirectories:
                 if file_system_of(shared) not in _IN_MEMORY:
                     why = f"{shared} is not in memory"
                     continue
+                # Create first and check afterwards: /dev/shm is writable for every user, who could create the directory
+                # or a link in between.
                 with suppress(FileExistsError):
                     os.mkdir(base, 0o700)
                 if _is_ours(base):
@@ -177,6 +183,7 @@ def _path_in(base: str, directory: VolumeDirectory) -> str:
 def _is_ours(base: str) -> bool:
     """Return whether a directory, which any user could have created, is ours and closed to other users."""
     try:
+        # lstat: a link of another user must not count as its target.
         found = os.lstat(base)
     except OSError:
         return False

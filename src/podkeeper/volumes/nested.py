@@ -22,6 +22,7 @@ def _of_container(volume: str, container: Container | EphemeralContainer) -> Ite
     mounts = container.volume_mounts or ()
     paths = sorted(posixpath.normpath(posixpath.join("/", mount.mount_path)) for mount in mounts)
     for mount in mounts:
+        # A mount with a sub-path does not show the top of the volume.
         if mount.name != volume or mount.sub_path or mount.sub_path_expr:
             continue
         top = posixpath.normpath(posixpath.join("/", mount.mount_path)).rstrip("/") + "/"

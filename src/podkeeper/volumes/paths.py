@@ -36,6 +36,7 @@ class VolumeDirectory:
 
     def make_child_of(self, parent: int, mode: int, group: int | None) -> None:
         """Create the directory atomically with its mode and group, so that a crash leaves either none or all of it."""
+        # No volume has a name that begins with `..` (`checked`).
         unfinished = f"..{self.name}.{secrets.token_hex(4)}"
         with opened(make_child(parent, unfinished, mode)) as directory:
             if group is not None:

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 FILE_MODE: Final = 0o644
 SECRET_MODE: Final = 0o600
+# The kubelet puts these files into an emptyDir, so the directory has the modes of one.
 _MODE: Final = 0o777
 _MEMORY_MODE: Final = 0o1777
 _SETGID: Final = 0o2000
@@ -68,6 +69,7 @@ class Payload:
         """Return a hash of the files, to detect changes."""
         digest = hashlib.blake2b(digest_size=16)
         for path, file in sorted(self.files.items()):
+            # Lengths and separators, so that two different sets of files never give the same input.
             digest.update(f"{path}\0{file.mode}\0{file.owner}\0{len(file.data)}\0".encode())
             digest.update(file.data)
         return digest.digest()

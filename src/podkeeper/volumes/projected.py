@@ -87,6 +87,7 @@ async def _token_file(
             "set automountServiceAccountToken: false or remove the source"
         )
     token = await tokens.token(pod, source.audience or "", source.expiration_seconds)
+    # As in the kubelet: if all containers run as one user, the token belongs to that user and needs no wider mode.
     user = common_user(pod)
     context = pod.spec.security_context
     if user is not None or (context is not None and context.fs_group is not None):

@@ -23,6 +23,7 @@ from podkeeper.model.errors import NotConfigurable
 from podkeeper.volumes.paths import PODS, checked
 
 SUB_PATHS: Final = "volume-subpaths"
+# The modes of the kubelet's mount points.
 _FILE_MODE: Final = 0o640
 _DIRECTORY_MODE: Final = 0o750
 
@@ -35,6 +36,8 @@ def bind_subpath(root: str, uid: str, volume: str, volume_path: str, sub_path: s
     names = (checked(uid, "pod UID"), SUB_PATHS, checked(volume, "volume name"), checked(container, "container name"))
     target = os.path.join(root, PODS, *names, str(index))
     with (
+        # Opened once, checked and bound as an open file. Between a check and a mount by path, a container could replace
+        # a directory with a link (CVE-2017-1002101, CVE-2021-25741).
         opened(_open_source(volume_path, sub_path)) as source,
         opened(make_directory(root, PODS, *names, mode=_DIRECTORY_MODE)) as parent,
     ):
@@ -64,6 +67,7 @@ def _unmount_others(parent: int, target: str, source: int) -> None:
     """Unmount everything at the target that is not the source."""
     while target in mounts_below(target):
         with opened(open_anything(parent, os.path.basename(target))) as shown:
+            # The same file, as for a restarted container. A running container may use this mount, so leave it.
             if os.path.samestat(os.fstat(shown), os.fstat(source)):
                 return
         unmount(target)

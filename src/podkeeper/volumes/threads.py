@@ -2,10 +2,9 @@
 
 One call per key at a time, each with a timeout.
 
-A hanging call (a dead file server, a broken device) blocks one thread and its own pod, and no other. Each call gets a
-new thread, because hanging calls would soon fill a pool. The number of concurrent calls is limited, but a call that
-runs longer than `SLOW_SECONDS` does not count. A call that times out continues, and the next call with the same key
-waits for its end, so that two calls never work on the same files. The threads do not keep the process alive.
+A hanging call (a dead file server, a broken device) blocks one thread and its own pod, and no other. The number of
+concurrent calls is limited, but a call that runs longer than `SLOW_SECONDS` does not count. A call that times out
+continues, and the next call with the same key waits for its end.
 """
 
 import asyncio
@@ -38,6 +37,7 @@ class Threads:
         self._timeout_seconds = timeout_seconds
         self._start = start
         self._calls: dict[str, _ThreadCall] = {}
+        # A call that hangs on a dead file server must not hold a slot, so a slow call gives its slot back.
         self._slots: Slots[_ThreadCall] = Slots(MAX_CALLS, lease_seconds=SLOW_SECONDS)
 
     async def run(self, key: str, what: str, work: Callable[[], T]) -> T:
@@ -48,6 +48,7 @@ class Threads:
         waiting_for = what
         try:
             async with asyncio.timeout(self._timeout_seconds) as deadline:
+                # The earlier call may have timed out and still run. Two calls must never work on the same files.
                 while (earlier := self._calls.get(key)) is not None:
                     waiting_for = earlier.what
                     await asyncio.wait({earlier.end})
@@ -72,6 +73,8 @@ class Threads:
             call.end.cancel()
             raise
         try:
+            # A new thread for each call, because hanging calls would soon fill a pool. It does not keep the process
+            # alive.
             thread = in_thread(work, f"volumes: {call.what}", self._start)
         except RuntimeError as error:
             self._finish(key, call, TryLater(f"cannot {call.what}: {error}"))

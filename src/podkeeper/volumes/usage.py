@@ -14,6 +14,7 @@ from podkeeper.linux.tree import disk_usage
 from podkeeper.model.messages import PodUID
 from podkeeper.model.quantity import Quantity
 
+# The kubelet's eviction monitoring period.
 PERIOD_SECONDS = 10.0
 PAUSE_FACTOR = 100  # at most 1 % of a CPU
 
@@ -48,6 +49,7 @@ def over_used(directories: Iterable[LimitedVolume]) -> tuple[OverUse, ...]:
     found = []
     for directory in directories:
         limit = directory.limit.value
+        # The volume may have been removed meanwhile.
         with suppress(OSError):
             used = disk_usage(directory.path, stop_above=limit)
             if used > limit:
