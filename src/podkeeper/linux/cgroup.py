@@ -204,6 +204,8 @@ def kill_all(cgroup: Cgroup, timeout_seconds: float = KILL_TIMEOUT_SECONDS) -> b
 
     def kill_once() -> bool:
         for directory in cgroup.paths:
+            # Since Linux 5.14, and only in version 2. It kills all descendants at once, including processes that are
+            # being forked.
             _try_to_write(f"{directory}/cgroup.kill", "1")
         left = processes(cgroup) - {os.getpid()}
         _kill(left, cgroup)
@@ -282,6 +284,7 @@ def _below(directory: str) -> list[str]:
 
 def _processes_in(directory: str) -> Iterator[int]:
     with contextlib.suppress(OSError):  # removed meanwhile
+        # 0 stands for a process that is not visible in our PID namespace.
         yield from (pid for word in _read(f"{directory}/cgroup.procs").split() if (pid := int(word)))
     for child in _below(directory):
         yield from _processes_in(child)

@@ -38,6 +38,7 @@ def enter_user_namespace(uids: Ids, gids: Ids) -> None:
         _enter_with_subordinate_ids(me, my_group, uids, gids)
         return
     libc.unshare(libc.CLONE_NEWUSER)
+    # An ordinary user may write gid_map only after it has denied setgroups (user_namespaces(7), CVE-2014-8989).
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {me} 1"), ("gid_map", f"0 {my_group} 1")):
         with open(f"/proc/self/{name}", "wb", 0) as file:
             file.write(text.encode())
@@ -50,6 +51,7 @@ def _enter_with_subordinate_ids(me: int, my_group: int, uids: Ids, gids: Ids) ->
     """
     pid = os.getpid()
     reader, writer = os.pipe()
+    # Fork before unshare: the helper must stay outside the new namespace.
     helper = os.fork()
     if helper == 0:
         status = 1
@@ -68,6 +70,7 @@ def _enter_with_subordinate_ids(me: int, my_group: int, uids: Ids, gids: Ids) ->
     try:
         libc.unshare(libc.CLONE_NEWUSER)
     finally:
+        # In `finally`, because the helper waits for this byte or for the end of the pipe.
         with os.fdopen(writer, "wb") as signal:
             signal.write(b"!")
         status = os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1])

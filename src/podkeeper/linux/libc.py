@@ -1,9 +1,6 @@
 """System calls that Python 3.11 does not have.
 
 Paths are `str`. Failed calls raise OSError.
-
-`clone` is fork with namespaces. The child starts inside the new namespaces and is a direct child of the caller. With
-unshare and fork, an ordinary user cannot have both.
 """
 
 import ctypes
@@ -50,6 +47,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
     _checked(_libc.mount(_bytes(source), _bytes(target), _bytes(kind), _ulong(flags), _bytes(data)), target)
 
 
+# MNT_DETACH, because an ordinary unmount fails while any process uses a file below the mount.
 def unmount(target: str, flags: int = MNT_DETACH) -> None:
     """umount2(2)."""
     _checked(_libc.umount2(_bytes(target), flags), target)
@@ -116,6 +114,9 @@ def clone(flags: int) -> int:
 
     The caller must have only one thread: Python's at-fork handlers run, those of the C library do not.
     """
+    # Not unshare and fork: only with clone does the child both start inside the new namespaces and stay a direct child
+    # of an ordinary user. With CLONE_PARENT, clone3 refuses an exit signal, and the child inherits the one of its
+    # caller.
     arguments = struct.pack("=8Q", flags, 0, 0, 0, 0 if flags & CLONE_PARENT else 17, 0, 0, 0)  # 17: SIGCHLD
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = _holding_gil.syscall(_CLONE3, arguments, _ulong(len(arguments)))
@@ -126,6 +127,7 @@ def clone(flags: int) -> int:
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
         return 0
+    # Save it, because the at-fork handlers may change it.
     number = ctypes.get_errno()
     ctypes.pythonapi.PyOS_AfterFork_Parent()
     ctypes.set_errno(number)

@@ -1,9 +1,6 @@
 """The mount table of this process, mounting and unmounting.
 
 Input: /proc/self/mountinfo, paths and descriptors. Output: `MountPoint`s. Failed system calls raise OSError.
-
-`mount_tmpfs` and `bind_mount` take open descriptors, and `unmount` does not follow symbolic links. So another process
-that replaces a directory with a link during the call cannot redirect them.
 """
 
 import os
@@ -18,6 +15,7 @@ from podkeeper.linux import libc
 MOUNTINFO: Final = "/proc/self/mountinfo"
 
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
+# The kernel appends this to a mount point whose directory was deleted.
 _DELETED: Final = "//deleted"
 
 
@@ -52,6 +50,7 @@ def parse(text: str) -> list[MountPoint]:
 def _parsed(text: str) -> tuple[MountPoint, ...]:
     found = []
     for line in text.splitlines():
+        # The number of tags before " - " varies (proc(5)).
         left, _, right = line.partition(" - ")
         number, parent, _, root, path, options, *tags = left.split(" ")
         kind, _, more = right.partition(" ")
@@ -139,6 +138,7 @@ def innermost(path: str, tops: Iterable[str]) -> str:
 
 def mount_tmpfs(directory: int, options: str) -> None:
     """Mount an empty tmpfs on an open directory."""
+    # Through the descriptor: another process that replaces the directory with a link cannot redirect the mount.
     libc.mount("tmpfs", f"/proc/self/fd/{directory}", "tmpfs", 0, options)
 
 
@@ -149,6 +149,8 @@ def bind_mount(source: int, target: int) -> None:
 
 def unmount(path: str) -> None:
     """Unmount the topmost file system at a path."""
+    # Do not follow links, because a container may have replaced the directory. No MNT_DETACH: a volume that is in use
+    # stays mounted, and the caller retries (k/k issue 60987).
     libc.unmount(path, libc.UMOUNT_NOFOLLOW)
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from podkeeper.linux.errors import SubPathError
 from podkeeper.linux.tree import chmod_held, open_anything, opened
 
+# The kernel's own limit for one path (path_resolution(7)).
 MAX_LINKS: Final = 40
 
 
@@ -35,6 +36,8 @@ def open_subpath(volume: str, sub_path: str) -> int:
 def _descend(held: list[int], sub_path: str, outside: SubPathError) -> None:
     """Follow the names of a path. Every directory on the way stays in `held`, so that `..` cannot leave the volume."""
     mode = stat.S_IMODE(os.fstat(held[0]).st_mode)
+    # Resolve the path ourselves, step by step. The kernel would follow a link out of the volume, and a check before the
+    # open could be outdated (CVE-2017-1002101, CVE-2021-25741).
     names, links = deque(sub_path.split("/")), 0
     if sub_path.startswith("/"):
         raise outside
@@ -54,6 +57,8 @@ def _descend(held: list[int], sub_path: str, outside: SubPathError) -> None:
         with opened(child):
             target = os.readlink("", dir_fd=child)
         links += 1
+        # Unlike the kubelet, refuse absolute links even if they end in the volume: they mean different paths on the
+        # host and in the container.
         if target.startswith("/") or links > MAX_LINKS:
             raise outside
         names.extendleft(reversed(target.split("/")))
@@ -65,6 +70,7 @@ def _open_or_make(directory: int, name: str, mode: int) -> int:
     except FileNotFoundError:
         pass
     try:
+        # `chmod_held` sets the mode, because the umask applies to mkdir.
         os.mkdir(name, 0o700, dir_fd=directory)
     except FileExistsError:
         return open_anything(directory, name)  # another process created it first

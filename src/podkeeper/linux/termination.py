@@ -9,6 +9,7 @@ pkg/kubelet/kuberuntime/kuberuntime_container.go.
 import os
 from typing import Final
 
+# The limits of the kubelet.
 MAX_BYTES: Final = 4096
 MAX_LOG_BYTES: Final = 2048
 MAX_LOG_LINES: Final = 80

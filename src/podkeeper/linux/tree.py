@@ -17,6 +17,7 @@ from podkeeper.linux.mounts import mount_id
 DIRECTORY_MODE: Final = 0o750
 MAX_OPEN_DEPTH: Final = 64  # a tree can be deeper than a process can hold open files
 MAX_MEASURED_DEPTH: Final = 256
+# A bound, because a process that is still alive may create files faster than we delete them.
 MAX_ROUNDS: Final = 1000
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -100,10 +101,12 @@ def disk_usage(directory: str, stop_above: int) -> int:
     seen: set[int] = set()
     with opened(os.open(directory, _DIRECTORY)) as top:
         for found in _everything_below(top, mount_id(top), 0):
+            # The inode number is enough, because the walk stays on one mount.
             if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
                 if found.st_ino in seen:
                     continue
                 seen.add(found.st_ino)
+            # st_blocks counts units of 512 bytes on every file system (stat(2)). Sparse files count what they use.
             total += found.st_blocks * 512
             if total > stop_above:
                 break
@@ -153,6 +156,7 @@ def _open_to_empty(directory: int, name: str, mount: int, path: str) -> int:
     try:
         child = open_child(directory, name)
     except PermissionError:
+        # A container may leave directories without permissions, which only root can open.
         with opened(open_anything(directory, name)) as held:
             if stat.S_ISDIR(os.fstat(held).st_mode) and mount_id(held) == mount:
                 with suppress(PermissionError):  # a file of another user: the next call raises
