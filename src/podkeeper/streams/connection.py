@@ -6,9 +6,8 @@ A `ReceiveBuffer` holds the received data of some streams in the order of arriva
 is full, the connection reads nothing more, and TCP makes the peer wait. So streams that must not block each other need
 connections of their own. (`windows.py` implements SPDY's own flow control, but no CRI runtime uses it.)
 
-If the connection breaks, `take` first returns the data that has arrived, then raises `StreamsLost`. A runtime breaks
-the connection whenever a process exits with unread stdin. asyncio's stream reader would then drop the received data, so
-this class is an `asyncio.Protocol`. Go counterpart: spdystream's Connection.
+If the connection breaks, `take` first returns the data that has arrived, then raises `StreamsLost`. Go counterpart:
+spdystream's Connection.
 """
 
 import asyncio
@@ -39,6 +38,7 @@ REPLY_SECONDS: Final = 30.0
 """How long to wait until the runtime accepts a stream, as in the kubelet."""
 BUFFER_BYTES: Final = 256 * 1024
 FRAME_BYTES: Final = 32 * 1024
+# Status codes of RST_STREAM in SPDY/3.
 CANCEL: Final = 5
 _REFUSED: Final = 3
 _CLOSE_SECONDS: Final = 1.0
@@ -127,6 +127,7 @@ class Stream:
         """Wait until the peer accepts the stream. Raises RuntimeRefused, StreamsLost."""
         try:
             async with asyncio.timeout(REPLY_SECONDS):
+                # Shield: a timeout here must not cancel the future that the connection completes.
                 await asyncio.shield(self.reply)
         except TimeoutError:
             raise StreamsLost(
@@ -162,6 +163,8 @@ class Stream:
             self.buffer.put(self, b"")
 
 
+# A Protocol, not asyncio's streams: a runtime breaks the connection whenever a process exits with unread stdin, and a
+# StreamReader then drops the data that it has received.
 class SpdyConnection(asyncio.Protocol):
     """Streams over one transport. The caller that opens a connection closes it."""
 
@@ -172,7 +175,9 @@ class SpdyConnection(asyncio.Protocol):
         self._decoder = Decoder()
         self._streams: dict[int, Stream] = {}
         self._buffers: set[ReceiveBuffer] = set()
+        # All streams share one TCP connection, so one full buffer stops the reading for all.
         self._full: set[ReceiveBuffer] = set()
+        # A client uses odd stream numbers.
         self._next = 1
         self._is_going_away = False
         self._send_windows = SendWindows()
@@ -229,12 +234,15 @@ class SpdyConnection(asyncio.Protocol):
     def send(self, frame: Frame) -> None:
         """Send a small frame without waiting. Do nothing if the connection is lost."""
         if self.lost is None and not self._transport.is_closing():
+            # Encode at the moment of sending: both sides share the state of the header compression, so no encoded frame
+            # may be dropped or reordered.
             self._transport.write(self._encoder.encode(frame))
 
     async def send_some(self, stream: Stream, data: memoryview) -> int:
         """Send as much data as one frame may hold, and return its size. Waits until the peer accepts data."""
         while True:
             self._check_open(stream)
+            # TCP alone limits the sender until the peer has shown that it uses windows (`windows.py`).
             if not self._is_congested and (count := self._send_windows.room(stream.number, len(data))) > 0:
                 break
             self._may_send.clear()
@@ -309,6 +317,8 @@ class SpdyConnection(asyncio.Protocol):
         match frame:
             case Data(number, data, fin) if (stream := self._streams.get(number)) is not None:
                 self._give_back(CONNECTION, len(data))
+                # The reply may be queued behind more data than a buffer holds. Without this, both sides would wait
+                # forever.
                 for taken in (stream, stream.accepted_with):
                     if taken is not None:
                         _settle(taken, None)
@@ -360,6 +370,7 @@ class SpdyConnection(asyncio.Protocol):
         """Open no new streams. Accepted streams continue."""
         self._is_going_away = True
         for stream in tuple(self._streams.values()):
+            # A stream that was accepted continues, whatever number the peer names.
             if stream.number > last_stream and not stream.reply.done():
                 self._handle(Reset(stream.number, _REFUSED))
 
@@ -370,6 +381,7 @@ class SpdyConnection(asyncio.Protocol):
         self._is_going_away = True
         for stream in self._streams.values():
             _settle(stream, StreamsLost(f"cannot open a stream: {why}"))
+        # The buffers stay: `take` returns what has arrived before it raises.
         self._streams.clear()
         self._may_send.set()
         for buffer in self._buffers:

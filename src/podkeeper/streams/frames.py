@@ -19,6 +19,7 @@ from podkeeper.streams.headers import BadHeaders, HeaderCompressor, HeaderDecomp
 VERSION: Final = 3
 FIN: Final = 0x01
 SETTINGS_INITIAL_WINDOW: Final = 7
+# Control frames of these protocols have about 100 bytes. The limit keeps a wrong length from being buffered.
 MAX_CONTROL_BYTES: Final = 64 * 1024
 MAX_LENGTH: Final = 2**24 - 1
 _STREAM_BITS: Final = 0x7FFFFFFF
@@ -147,6 +148,7 @@ class Decoder:
         while length - start >= _HEAD.size:
             first, second = _HEAD.unpack_from(self._rest, start)
             body, end = start + _HEAD.size, start + _HEAD.size + (second & MAX_LENGTH)
+            # Check the head before the body has arrived, because an invalid length may announce 16 MiB.
             if first >> 31:
                 _check_control(first, second)
             if end > length:
@@ -154,6 +156,7 @@ class Decoder:
             if (frame := self._frame(first, second >> 24, bytes(memoryview(self._rest)[body:end]))) is not None:
                 yield frame
             start = end
+        # Once per call and not per frame, because each deletion moves the rest of the buffer.
         del self._rest[:start]
 
     def _frame(self, first: int, flags: int, fields: bytes) -> Frame | None:

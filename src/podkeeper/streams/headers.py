@@ -24,6 +24,7 @@ _NAMES: Final = (
     *("www-authenticate", "method", "get", "status", "200 OK", "version", "HTTP/1.1", "url", "public", "set-cookie"),
     *("keep-alive", "origin"),
 )
+# Copied byte by byte from the specification, including its mistakes: both sides must use the same dictionary.
 _PHRASES: Final = (
     "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505"
     "203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized403 Forbidden"
@@ -54,7 +55,9 @@ class HeaderCompressor:
     def compress(self, headers: Mapping[str, str]) -> bytes:
         parts = [_LENGTH.pack(len(headers))]
         for name, value in headers.items():
+            # The specification requires lower case.
             parts += (_with_length(name.lower().encode()), _with_length(value.encode()))
+        # A sync flush, because the peer must be able to decode each block on its own, while the stream continues.
         return self._zlib.compress(b"".join(parts)) + self._zlib.flush(zlib.Z_SYNC_FLUSH)
 
 

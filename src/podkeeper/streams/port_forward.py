@@ -18,6 +18,7 @@ from podkeeper.streams.connection import SpdyConnection, Stream, StreamClosed, S
 from podkeeper.streams.remote_command import STREAM_TYPE
 
 PROTOCOL: Final = "portforward.k8s.io"
+# A bound for a peer that never ends its message.
 MAX_ERROR_BYTES: Final = 64 * 1024
 
 
@@ -35,6 +36,7 @@ class PortForward:
         """
         headers = {"port": str(port), "requestid": str(self._requests)}
         self._requests += 1
+        # Two buffers, because `output` and `wait` have different consumers.
         answers, messages = self._connection.buffer(), self._connection.buffer()
         error = self._connection.open_stream({**headers, STREAM_TYPE: "error"}, messages, finished=True)
         # A runtime needs both streams before it forwards, and may accept them only then.
@@ -82,6 +84,7 @@ class ForwardedConnection:
     async def wait(self) -> CommandEnd:
         """End the connection. Return exit status 0, or why the runtime could not forward."""
         if self._end is None:
+            # The runtime ends the error stream only after the data stream is over.
             self._data.reset()
             self._data.buffer.close()  # unread data would block the error stream
             self._end = await self._read_end()

@@ -20,10 +20,13 @@ from podkeeper.model.k8s.meta import Status
 from podkeeper.model.probing import CommandEnd, CommandExited, NotRun
 from podkeeper.streams.connection import ReceiveBuffer, SpdyConnection, Stream, StreamClosed, StreamsLost
 
+# Not v5: over SPDY it is the same, and not all runtimes support it.
 PROTOCOL: Final = "v4.channel.k8s.io"
+# Lower case, as SPDY requires. Go's header names ignore the case.
 STREAM_TYPE: Final = "streamtype"
 NON_ZERO_EXIT: Final = "NonZeroExitCode"
 EXIT_CODE_CAUSE: Final = "ExitCode"
+# A bound for a peer that never ends its message.
 MAX_STATUS_BYTES: Final = 1024 * 1024
 
 
@@ -42,6 +45,8 @@ class RemoteCommand:
     @classmethod
     async def open(cls, connection: SpdyConnection, *, tty: bool, stdin: bool) -> "RemoteCommand":
         """Open all streams. The session owns the connection from now on. Raises TryLater."""
+        # Separate buffers, because `output` and `wait` have different consumers. The peer sends nothing on stdin and
+        # resize.
         output, end, unused = connection.buffer(), connection.buffer(), connection.buffer()
         try:
             streams = {"error": connection.open_stream({STREAM_TYPE: "error"}, end, finished=True)}
@@ -88,6 +93,7 @@ class RemoteCommand:
     async def wait(self) -> CommandEnd:
         """Return the exit status, or `NotRun` if the connection was lost before it arrived."""
         if self._ended is None:
+            # One reader for all callers of `wait`, because the buffer gives each piece only once.
             self._ended = asyncio.create_task(self._read_end())
         return await asyncio.shield(self._ended)
 
@@ -122,6 +128,7 @@ def end_of(received: bytes) -> CommandEnd:
     causes = (status.details.causes if status.details is not None else None) or ()
     codes = (cause.message or "" for cause in causes if cause.reason == EXIT_CODE_CAUSE)
     code = next(codes, "") if status.reason == NON_ZERO_EXIT else ""
+    # isdigit alone accepts digits that int() refuses, such as superscripts.
     if code.isascii() and code.isdigit():
         return CommandExited(int(code))
     return NotRun(status.message or "cannot read the exit status: the runtime gave no reason")

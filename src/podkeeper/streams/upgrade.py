@@ -2,9 +2,9 @@
 
     POST /exec/TOKEN, Upgrade: SPDY/3.1, X-Stream-Protocol-Version: ours --> 101 and the chosen version
 
-The URL gives access to the container once, within one minute. So it must not appear in messages or logs. If the runtime
-streams over TLS, this machine must trust its certificate for the host in the URL, as for the kubelet. A self-signed
-certificate is refused with that reason. Go counterparts: apimachinery's `util/proxy`, client-go's `transport/spdy`.
+The URL is a secret and does not appear in messages or logs. If the runtime streams over TLS, this machine must trust
+its certificate for the host in the URL, as for the kubelet. A self-signed certificate is refused with that reason. Go
+counterparts: apimachinery's `util/proxy`, client-go's `transport/spdy`.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from podkeeper.streams.connection import SpdyConnection, StreamsLost
 
 PROTOCOL_HEADER: Final = "x-stream-protocol-version"
 OPEN_SECONDS: Final = 30.0
+# A bound for a server that never ends its headers.
 _MAX_ANSWER_BYTES: Final = 16 * 1024
 _HEAD_END: Final = b"\r\n\r\n"
 _PORTS: Final = {"http": 80, "https": 443}
@@ -43,6 +44,7 @@ async def _open(url: SplitResult, protocol: str, tls: ssl.SSLContext | None) -> 
         )
     port = url.port or _PORTS[url.scheme]
     context = (tls or ssl.create_default_context()) if url.scheme == "https" else None
+    # Messages show only this. The whole URL gives access to the container, once and within one minute.
     place = join_host_port(url.hostname, port)
     try:
         transport, answer = await asyncio.get_running_loop().create_connection(
@@ -63,6 +65,7 @@ async def _open(url: SplitResult, protocol: str, tls: ssl.SSLContext | None) -> 
         if chosen != protocol:
             raise RuntimeRefused(f"cannot open streams: the runtime chose protocol {chosen!r}, expected {protocol!r}")
         connection = SpdyConnection(transport)
+        # Before the bytes that came with the response: nothing may arrive in between.
         transport.set_protocol(connection)
         connection.data_received(answer.rest())
         if answer.is_over:

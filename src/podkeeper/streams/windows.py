@@ -1,13 +1,12 @@
 """Flow control of SPDY/3.1: a window for each stream and one for the connection.
 
-Sending data uses up both windows, and a WINDOW_UPDATE of the peer extends them. By the specification, each window has
-64 KiB at the start. But spdystream, which all CRI runtimes use, ignores windows and never sends updates. A client that
-follows the specification would stop forever after 64 KiB. So windows count only after the peer has shown that it uses
-them, by a SETTINGS or WINDOW_UPDATE frame. Before that, only TCP limits the sender.
+Sending data uses up both windows, and a WINDOW_UPDATE of the peer extends them. Windows count only after the peer has
+shown that it uses them, by a SETTINGS or WINDOW_UPDATE frame. Before that, only TCP limits the sender.
 """
 
 from typing import Final
 
+# The initial window of the specification.
 INITIAL_BYTES: Final = 64 * 1024
 CONNECTION: Final = 0
 """Stream number of the connection's own window."""
@@ -29,6 +28,8 @@ class SendWindows:
 
     def room(self, stream: int, wanted: int) -> int:
         """Return how many of the wanted bytes may be sent now."""
+        # spdystream, which all CRI runtimes use, ignores windows and never sends updates. A client that follows the
+        # specification would stop forever after 64 KiB.
         if not self.in_use:
             return wanted
         return max(0, min(wanted, self._left.get(stream, 0), self._left[CONNECTION]))
@@ -46,6 +47,7 @@ class SendWindows:
     def begin_with(self, initial: int) -> None:
         """Set the initial window of streams. Open streams change by the difference."""
         self.in_use = True
+        # The setting applies to streams only, not to the connection's own window.
         for stream in self._left.keys() - {CONNECTION}:
             self._left[stream] += initial - self._initial
         self._initial = initial
@@ -63,6 +65,7 @@ class ReceiveWindows:
 
     def due(self, number: int) -> int:
         """Return the bytes to return to the peer now, and count them as returned. 0: less than half a window."""
+        # Half a window at a time: fewer frames, and the peer seldom has to stop.
         if self._done.get(number, 0) < INITIAL_BYTES // 2:
             return 0
         return self._done.pop(number)
