@@ -50,6 +50,7 @@ REMOVE_DELAY = GrowingDelay(first_seconds=0.002, longest_seconds=0.05)
 
 def own_root(state_directory: str) -> str:
     """Return a root name that is unique to a state directory, for agents that share a machine."""
+    # Every kubelet kills processes below /kubepods that belong to none of its pods. One killed our sandboxes in tests.
     return f"podkeeper-{hashlib.sha256(state_directory.encode()).hexdigest()[:8]}"
 
 
@@ -72,6 +73,8 @@ def open_cgroups(
             base,
             support,
             root,
+            # containerd never removes the directories that it creates below a cgroup parent. 640 pods left 11,520 of
+            # them in one test.
             elsewhere=base_elsewhere(support, proc) if of_containers else None,
             policy=policy,
             pod_pids_limit=pod_pids_limit,
@@ -165,6 +168,7 @@ class HostCgroups:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        # The root is the first branch and can only be removed after the others.
         for branch in reversed(tuple(BRANCHES.values())):
             for parent in self._everywhere(*branch):
                 if not cgroup.children(parent):
@@ -202,6 +206,8 @@ class HostCgroups:
         """Return the reason why the cgroup still exists, or "" once it is removed."""
         try:
             for found in self._cgroups_of(uid):
+                # A timeout of 0, because `remove` waits between the attempts in the event loop. Waiting here would hold
+                # a thread.
                 if not cgroup.kill_all(found, 0):
                     return f"{len(cgroup.processes(found))} killed processes have not ended"
                 cgroup.remove(found, 0)

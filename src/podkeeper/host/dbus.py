@@ -122,6 +122,7 @@ class DBusConnection(asyncio.Protocol):
             reply.set_exception(DBusError(fields.get(HeaderFields.error_name, ""), text))
             return
         if on_reply is not None:
+            # Before the waiting task runs, because the next message may already be in the same read.
             on_reply(message.body)
         reply.set_result(message.body)
 

@@ -17,6 +17,7 @@ from podkeeper.rules.images.keyring import has_registries, is_readable
 
 log = logging.getLogger(__name__)
 
+# As in the kubelet.
 LIFETIME_SECONDS: Final = 300.0
 _CONFIG_JSON: Final = "config.json"
 _DOCKERCFG: Final = ".dockercfg"
@@ -65,6 +66,7 @@ class NodeDockerConfig:
             except FileNotFoundError:
                 continue
             except (OSError, UnicodeDecodeError) as error:
+                # Only the class of the error, because its text may contain parts of the file, which has passwords.
                 log.warning("cannot read the Docker configuration %s: %s", path, type(error).__name__)
                 continue
             if path.name == _CONFIG_JSON and not has_registries(config):

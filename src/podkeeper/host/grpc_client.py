@@ -48,6 +48,7 @@ async def check(endpoint: Endpoint, service: str, timeout_seconds: float, user_a
     deadline = loop.time() + timeout_seconds
     options = (
         ("grpc.primary_user_agent", user_agent),
+        # As in the kubelet: a probe goes directly to the pod.
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),  # otherwise checks of one endpoint share a connection and its backoff
         ("grpc.enable_retries", 0),

@@ -51,10 +51,12 @@ class HttpClient:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,  # otherwise 100 hanging requests would delay all others
+                # As in the kubelet: a kept connection would not show that the server accepts no new ones.
                 force_close=True,
                 use_dns_cache=False,
                 resolver=_Resolver(resolver),
             ),
+            # A probe must not depend on the answers to earlier probes.
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             auto_decompress=False,
@@ -124,6 +126,7 @@ class HttpClient:
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            # The kubelet does not verify certificates of probes, either: they are usually self-signed.
             self._tls.check_hostname = False
             self._tls.verify_mode = ssl.CERT_NONE
             # As lenient as Go, which accepts small keys and servers without secure renegotiation.
@@ -185,6 +188,7 @@ def _redirected(request: HttpRequest, location: str) -> HttpRequest:
     _host_of(url)
     headers = dict(request.headers)
     origin = urlsplit(request.url)
+    # As Go's client: do not send a secure URL to an insecure server.
     if not (origin.scheme == "https" and url.startswith("http:")):
         bare = origin._replace(netloc=origin.netloc.rpartition("@")[2], fragment="")
         headers["Referer"] = (urlunsplit(bare),)

@@ -116,6 +116,7 @@ def _sizes(directory: "os.DirEntry[str]") -> Iterator[tuple[str, int]]:
 
 
 def _move(path: Path, to: str) -> None:
+    # rename(2) would replace it.
     if os.path.lexists(path.with_name(to)):
         raise FileExistsError(f"cannot rename a log to {to}: the file already exists")
     path.rename(path.with_name(to))
@@ -138,6 +139,7 @@ def _compress(path: Path) -> None:
         return  # removed meanwhile, because it was the oldest
     try:
         with source, unfinished.open("wb") as target:
+            # The copy must not be readable for more users than the log.
             os.fchmod(target.fileno(), os.fstat(source.fileno()).st_mode & 0o777)
             with gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=target) as packed:
                 while block := source.read(_BLOCK_BYTES):
@@ -145,7 +147,10 @@ def _compress(path: Path) -> None:
                         return  # removed meanwhile
                     packed.write(block)
             target.flush()
+            # Before the rename: the original is deleted next, and a power failure must not leave an empty file in its
+            # place.
             os.fsync(target.fileno())
+        # The log may have been removed meanwhile. A compressed copy must not bring it back.
         if path.exists():
             unfinished.rename(path.with_name(path.name + COMPRESSED))
             path.unlink(missing_ok=True)

@@ -59,5 +59,6 @@ def _make(directory: Path, links: Sequence[LogLink]) -> None:
 def _remove(directory: Path, names: Sequence[str]) -> None:
     for name in names:
         path = directory / name
+        # Other programs may keep files here. Never delete them.
         if path.is_symlink():
             path.unlink(missing_ok=True)

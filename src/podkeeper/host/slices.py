@@ -5,12 +5,9 @@
     <root>.slice / <root>-besteffort.slice / <root>-besteffort-pod<uid>.slice     the minimum of CPU shares
 
 Input: pods. Output: the path of their slice, in which container runtimes create scopes. Systemd creates the slices,
-with their limits as properties. This module also writes the kernel's files, because systemd applies properties later.
-If a slice exists, from this agent or from a kubelet, it is updated.
-
-Before a slice is removed, its processes are killed, so that systemd does not wait for them. Then this module removes
-the directories that systemd does not manage. On cgroup version 1, container runtimes create them in every hierarchy and
-never remove them.
+with their limits as properties. This module also writes the kernel's files. If a slice exists, from this agent or from
+a kubelet, it is updated. When a slice is removed, its processes are killed, and this module removes the directories
+that systemd does not manage.
 
 Kubelet counterparts: pkg/kubelet/cm/{pod,qos}_container_manager_linux.go with opencontainers/cgroups/systemd.
 """
@@ -86,6 +83,7 @@ async def open_slices(
     """Return the pod cgroups below a root slice. Raises BadInput if the cgroups cannot be used, TryLater."""
     support = await asyncio.to_thread(detect, proc)
     base = support.base_cgroup
+    # systemd creates slices from the top of the hierarchy only.
     if base is None or support.base != "/":
         why = support.describe() if base is None else f"only cgroups below {support.base} are writable"
         raise BadInput(
@@ -142,6 +140,7 @@ class Slices:
             # Systemd starts the parent of a new slice if it was stopped, but without its CPU shares.
             await self._prepare(name[:-1])
         await self._create_or_update(name, f"pod {pod.metadata.namespace}/{pod.metadata.name}", properties)
+        # systemd applies properties some time later, and the first container may start before.
         await self._write(name, files_of(limits, version))
         if qos == BURSTABLE:
             self._burstable[uid] = pod_cpu_request(pod)
@@ -226,10 +225,13 @@ class Slices:
         """Return the reason why the slice still exists, or "" once it is removed."""
         names = [(*self._root, *branch, f"{POD_PREFIX}{uid}") for branch in BRANCHES.values()]
         try:
+            # Kill first. Otherwise the stop job would wait for the processes, up to systemd's own timeout.
             if left := await asyncio.to_thread(self._kill, names):
                 return f"{left} killed processes have not ended"
             for name in names:
                 await self._units.stop(slice_unit(name))
+            # systemd removes only the directories of controllers that it manages. On cgroup version 1, container
+            # runtimes create one in every hierarchy and never remove it.
             await asyncio.to_thread(self._remove_directories, names)
         except (OSError, TryLater) as error:
             return str(error)
@@ -263,6 +265,7 @@ class Slices:
 
     def _kill(self, names: Sequence[Name]) -> int:
         """Kill all processes. Return how many of them have not ended."""
+        # A timeout of 0, because `remove` waits between the attempts in the event loop.
         left = [found for found in self._existing(names) if not cgroup.kill_all(found, 0)]
         return len({pid for found in left for pid in cgroup.processes(found)}) or len(left)
 

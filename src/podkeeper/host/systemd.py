@@ -26,6 +26,7 @@ PRIVATE_SOCKET: Final = "/run/systemd/private"
 BUS_SOCKET: Final = "/run/dbus/system_bus_socket"
 
 CALL_SECONDS: Final = 30.0  # systemd does not reply while it reloads many units
+# As opencontainers/cgroups waits for a unit.
 JOB_SECONDS: Final = 30.0
 RECONNECT_SECONDS: Final = 10.0  # for a systemd that re-executes itself
 _PAUSE_SECONDS: Final = 0.05
@@ -108,6 +109,7 @@ class Systemd:
         try:
             await self._job(unit, _INACTIVE, "StopUnit", "ss")
             with contextlib.suppress(DBusError):  # the unit is not in the failed state, or no longer exists
+                # systemd keeps a failed unit loaded until this call.
                 await self._call(_MANAGER, "ResetFailedUnit", "s", unit)
         except DBusError as error:
             if error.name not in _UNKNOWN_UNIT:
@@ -190,6 +192,7 @@ class Systemd:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _connected(self) -> DBusConnection:
+        # Concurrent calls after a lost connection must not open one connection each.
         async with self._connecting:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
@@ -197,10 +200,12 @@ class Systemd:
 
     async def _connect(self) -> DBusConnection:
         errors = []
+        # The private socket first: it needs no bus daemon and no policy, and works while the bus restarts.
         for path in filter(None, (self._private, self._bus)):
             connection = None
             try:
                 connection = await connect(path, self._on_signal, self._on_lost)
+                # On its private socket, systemd accepts no Hello and sends all signals without a subscription.
                 if path == self._bus:
                     async with asyncio.timeout(CALL_SECONDS):
                         await _register_with_bus(connection)
