@@ -114,9 +114,8 @@ def clone(flags: int) -> int:
 
     The caller must have only one thread: Python's at-fork handlers run, those of the C library do not.
     """
-    # Not unshare and fork: only with clone does the child both start inside the new namespaces and stay a direct child
-    # of an ordinary user. With CLONE_PARENT, clone3 refuses an exit signal, and the child inherits the one of its
-    # caller.
+    # With unshare and fork, the child of an ordinary user cannot both start inside the new namespaces and be a direct
+    # child of the caller. With CLONE_PARENT, clone3 refuses an exit signal, and the child inherits that of its caller.
     arguments = struct.pack("=8Q", flags, 0, 0, 0, 0 if flags & CLONE_PARENT else 17, 0, 0, 0)  # 17: SIGCHLD
     ctypes.pythonapi.PyOS_BeforeFork()
     pid = _holding_gil.syscall(_CLONE3, arguments, _ulong(len(arguments)))

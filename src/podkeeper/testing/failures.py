@@ -48,6 +48,7 @@ def fail_each_call(
     if undisturbed.problem:
         raise AssertionError(f"the operation failed without injected failures: {undisturbed.problem}")
     made = undisturbed.calls
+    # A test without a single call would pass and show nothing.
     if not made:
         raise AssertionError("the operation made no call to a watched port")
     for port, method, error in leave_out:

@@ -66,6 +66,7 @@ def interleave(
                 failures.judge(_places(names, numbers, awaits, ended, at_once), ended, expected)
                 if not run.tasks:
                     break  # no event is a coroutine, so a second run would be the same
+    # A test without a single run would pass and show nothing.
     if runs == 0:
         raise AssertionError(f"no run was made: {awaits} awaits, {len(events)} events, cancel={cancel}")
     COUNTS["interleavings"] += runs

@@ -266,6 +266,7 @@ class MemoryApi(FaultInjection):
         """Compact the whole history. Every watch and every version so far is then Gone."""
         for store in self._stores.values():
             store.history.clear()
+            # The newest version must be Gone, too, because a watch may start from it.
             store.compacted = self._version + 1
         self._version += 1
         self._close(Gone("cannot continue the watch: the version is too old"))
@@ -312,9 +313,11 @@ class MemoryApi(FaultInjection):
         if isinstance(metadata, dict):
             check_preconditions(old, metadata.get("uid"), metadata.get("resourceVersion"))
         new = apply(old, patch)
+        # As in the API server, a patch without effect makes no new version and no event.
         if new is old:
             return old
         new = self._store(old, new)
+        # The patch may have removed the last finalizer of a deleted object.
         if is_removable(new):
             self.remove(kind, name, namespace)
         return new

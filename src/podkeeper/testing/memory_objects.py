@@ -98,6 +98,7 @@ def status_patched(what: K, patch: JSONObject) -> K:
 
 def deleted(what: K, grace_seconds: int | None, now: datetime) -> K | None:
     """Return the object after a delete: marked, unchanged, or None if it is removed."""
+    # The API server treats a negative grace period as 1 s.
     grace = None if grace_seconds is None else grace_seconds if grace_seconds >= 0 else 1
     meta = meta_of(what)
     if not isinstance(what, Pod):

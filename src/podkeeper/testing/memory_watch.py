@@ -100,6 +100,7 @@ class WatchSettings:
 
     delay_seconds: float = 0.0
     stalled: bool = False  # send no events, but keep the streams open
+    # As the API server's watch cache.
     bookmark_seconds: float = 60.0
     queue_limit: int = 100_000
 
@@ -167,6 +168,7 @@ class Watch(Generic[K]):
         if len(self._queue) >= self._settings.queue_limit:
             self.close(ApiUnavailable("cannot continue the watch: the consumer is too slow"))
             return
+        # A shorter delay must not let an event overtake an earlier one.
         last = self._queue[-1][0] if self._queue else 0.0
         self._queue.append((max(last, self._loop.time() + self._settings.delay_seconds), event))
         self._wake.set()

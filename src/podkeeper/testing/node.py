@@ -87,6 +87,7 @@ class NodeHarness:
         self._group = group or self._group
         self.agent = self.new_agent()
         self._running = self._group.create_task(self.run_agent())
+        # Let the agent start before the scenario continues.
         await asyncio.sleep(0)
 
     async def stop_agent(self) -> None:

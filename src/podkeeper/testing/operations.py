@@ -249,6 +249,7 @@ class Run(Generic[S]):
 
     def _ended(self, play: Callable[[S, SteppingLoop], Awaitable[int]]) -> Ended:
         loop = SteppingLoop()
+        # asyncio only logs an error in a callback, so a run with such an error would pass.
         loop.set_exception_handler(self._note_bug)
 
         async def scenario() -> Ended:
@@ -258,6 +259,7 @@ class Run(Generic[S]):
                     awaits = await play(subject, loop)
                     await self._events_done()
                     await asyncio.sleep(self.operation.settle_seconds)
+                # Before `check` and `afterwards`, whose calls must not be counted or fail.
                 self.calls.stop()
                 self.operation.check(subject)
                 made = tuple(logged.call for logged in self.calls.log[before:])
@@ -325,6 +327,7 @@ async def _limit(unfinished: Callable[[], str] = lambda: "") -> AsyncIterator[No
         async with asyncio.timeout(LIMIT_SECONDS) as limit:
             yield
     except TimeoutError as error:
+        # A TimeoutError of the operation itself is not the time limit.
         if not limit.expired():
             raise
         waits = f": {where}" if (where := unfinished()) else ""

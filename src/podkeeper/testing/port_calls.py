@@ -151,6 +151,7 @@ class PortCalls:
         """Return a wrapper for the port. `errors` is required for collaborators that are not in `DOCUMENTED`."""
         if errors is None and name not in DOCUMENTED:
             raise ValueError(f"{name!r} is not in DOCUMENTED: pass the errors of each method to watch, or {{}}")
+        # Otherwise a misspelled method would silently not be watched.
         for method in errors or ():
             if not hasattr(port, method):
                 raise AttributeError(f"{name} has no method {method!r}")
@@ -202,6 +203,7 @@ class _WatchedPort:
         if fault is not None and not fault.after_effect:
             raise _error_of(fault)
         result = await call(*args, **kwargs)
+        # The effect has happened, and the caller does not know it yet.
         await _suspend()
         if fault is not None:
             raise _error_of(fault)

@@ -155,8 +155,8 @@ class MemoryDirectories:
                 if file_system_of(shared) not in _IN_MEMORY:
                     why = f"{shared} is not in memory"
                     continue
-                # Create first and check afterwards: /dev/shm is writable for every user, who could create the directory
-                # or a link in between.
+                # Create first and check afterwards: every user may write to /dev/shm and could create the directory, or
+                # a link, in between.
                 with suppress(FileExistsError):
                     os.mkdir(base, 0o700)
                 if _is_ours(base):

@@ -126,6 +126,7 @@ class _CallContext:
             await asyncio.sleep(delay)
         if self._fault is not None and not self._fault.takes_effect:
             await self._suffer(self._fault)
+        # Again, because the runtime may have gone down, or the machine may have rebooted, during the delay.
         self._check_up()
 
     async def _suffer(self, fault: Fault) -> None:

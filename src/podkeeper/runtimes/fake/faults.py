@@ -139,6 +139,7 @@ class FakeFaults:
     async def suffer(self, fault: Fault) -> None:
         """Wait for the delay of a fault, or until it is released."""
         if fault.delay_seconds <= 0:
+            # Suspend once, so that other tasks run between the call and its failure.
             await asyncio.sleep(0)
             return
         loop = asyncio.get_running_loop()

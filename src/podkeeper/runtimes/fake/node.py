@@ -29,6 +29,7 @@ from podkeeper.runtimes.fake.objects import FakeContainer, FakePod, FakeSandbox
 
 log = logging.getLogger(__name__)
 
+# The exit codes of containerd: 128 + SIGKILL, a failed start, an exit status that it could not determine.
 KILLED = 137
 START_FAILED = 128
 LOST = 255
@@ -84,6 +85,7 @@ class FakeNode:
                     return old.record.id
                 self.remove_sandbox(old)
         pod = self._pod(config.pod)
+        # Record it and continue: a real runtime would not refuse this, either.
         if any(sandbox.record.ready for sandbox in pod.sandboxes):
             self._violated(f"pod {pod.name} got a second ready sandbox")
         number = self._next_number()
@@ -130,6 +132,7 @@ class FakeNode:
         """Create a container. A container of the same attempt that never started is removed first."""
         pod, name = sandbox.pod, config.container.name
         for old in [it for it in pod.containers if (it.record.name, it.record.restart_count) == (name, config.attempt)]:
+            # A create call that takes effect late must not remove a container that a later call has started.
             if old.record.state is not RecordState.CREATED:
                 raise RuntimeRefused(f"cannot create container {name}: attempt {config.attempt} has already started")
             self.remove_container(old)
@@ -208,6 +211,7 @@ class FakeNode:
 
     def reboot(self) -> None:
         """Reboot the machine: all containers have exited, with an unknown exit status."""
+        # The containers first, because `stop_sandbox` would report them as killed.
         for container in self.containers.values():
             if container.running:
                 self.end(container, LOST, "Unknown")

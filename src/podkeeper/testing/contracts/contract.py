@@ -11,6 +11,7 @@ from podkeeper.testing.virtual_time import simulate
 T = TypeVar("T")
 ContractCase = Callable[[T], Coroutine[Any, Any, None]]
 
+# Real runtimes on a busy machine are slow. In virtual time, the value costs nothing.
 TIMEOUT_SECONDS = 60.0
 
 
