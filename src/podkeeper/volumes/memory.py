@@ -28,7 +28,7 @@ from podkeeper.volumes.paths import VolumeDirectory
 log = logging.getLogger(__name__)
 
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
-# ENOSYS comes from a seccomp filter, ENODEV from a kernel without tmpfs (mount(2)). In both cases a shared directory
+# ENOSYS: for example a seccomp filter. ENODEV: a kernel without tmpfs (mount(2)). In both cases a shared directory
 # still works.
 _NOT_PERMITTED: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.ENODEV)
 

@@ -124,8 +124,8 @@ class KeeperClient:
                 return True
             except (OSError, KeeperUnreachable) as cause:  # the keeper is still starting, or is shutting down
                 error = cause
-            # Do not retry here: it has accepted the connection, so it is stopped or busy. `KeeperPool._reconnect`
-            # retries for as long as it takes.
+            # Do not retry here: its socket listens, so it is stopped or busy. `KeeperPool._reconnect` retries for as
+            # long as it takes.
             except CallTimedOut as cause:
                 raise RuntimeUnavailable(f"cannot reach the keeper of pod {self._name}: it does not answer") from cause
             finally:

@@ -14,7 +14,7 @@ def remove_trees(*directories: str) -> None:
     """Unmount everything below the directories, then delete them. Missing ones are no error. Raises OSError."""
     paths = [os.path.realpath(directory) for directory in directories]
     reachable = [mount.path for mount in mounts.read() if mount.is_reachable]
-    # Inner mounts first.
+    # Inner mounts first: a lazy unmount of the outer one would take them along, and then their own unmount would fail.
     for mounted in sorted(reachable, key=len, reverse=True):
         if any(mounts.is_below(mounted, path) for path in paths):
             libc.unmount(mounted)

@@ -122,7 +122,6 @@ def _probe_namespaces(start: Isolation, directory: str, mount: Mount) -> _Json:
             # undefined, but by then the container has ended, and no overlay is mounted over its upper directory again.
             for options in (f",volatile{user}", user):
                 if _succeeds(partial(_probe_overlay, mount, upper, lower, options)):
-                    # Leave the directory before it is removed.
                     os.chdir("/")
                     remove_trees(directory)
                     return found | {"overlay": overlay, "overlay_options": options, "upper": upper}

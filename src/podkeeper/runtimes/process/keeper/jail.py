@@ -307,7 +307,7 @@ def _start_pause_process() -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.close(writer)
     with os.fdopen(reader, "rb", 0) as pipe:
-        # The pause process writes one byte when it will die with the keeper. End of file means that it died before.
+        # The pause process writes one byte once it is set up. End of file means that it died before.
         if not pipe.read(1):
             os.waitpid(pid, 0)
             raise LaunchError("cannot create the pod's namespaces: the first process of its PID namespace died")

@@ -126,7 +126,7 @@ def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> No
             _make_read_only(path)
     for bind, source in volumes:
         _mount_volume(bind, source)
-    # Create a missing working directory, as runc does. After pivot_root, its path resolves inside the container.
+    # Create a missing working directory, as runc does.
     if spec.cwd and not os.path.isdir(spec.cwd):
         _try(os.makedirs, spec.cwd)
     if not spec.privileged:
