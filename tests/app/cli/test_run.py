@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from podkeeper.app.cli import main
 from podkeeper.app.local.client import TABLE_ACCEPTED, LocalClient, RequestFailed
+from tests.app.cli.forked import ForkedCommand, fork_server
 from tests.app.local.harness import manifest
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -28,17 +29,24 @@ STUBBORN = {"app": {"term_seconds": None}}
 class Running:
     """A running `podkeeper run`."""
 
-    def __init__(self, directory: Path, *arguments: str, **files: str) -> None:
+    process: "subprocess.Popen[bytes] | ForkedCommand"
+
+    def __init__(self, directory: Path, arguments: tuple[str, ...], files: dict[str, str], *, forked: bool) -> None:
         self.directory = directory
         (directory / "m").mkdir(exist_ok=True)
         for name, text in files.items():
             (directory / "m" / f"{name}.yaml").write_text(text)
         self.client = LocalClient(directory / "r" / "podkeeper.sock")
-        self._out = (directory / "out").open("wb")
-        self._err = (directory / "err").open("wb")
-        self.process = subprocess.Popen(
-            [*command(directory), *arguments], stdout=self._out, stderr=self._err, stdin=subprocess.DEVNULL
-        )
+        out, err = directory / "out", directory / "err"
+        out.touch()
+        err.touch()
+        if forked:
+            self.process = ForkedCommand([*run_arguments(directory), *arguments], out, err)
+            return
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [*command(directory), *arguments], stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL
+            )
 
     @property
     def out(self) -> str:
@@ -67,23 +75,31 @@ class Running:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        self._out.close()
-        self._err.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def commands_are_forked() -> Iterator[None]:
+    with fork_server():
+        yield
+
+
+def run_arguments(directory: Path) -> list[str]:
+    places = ["--root", str(directory / "r"), "--node-name", "n1", "--runtime", "fake"]
+    return ["run", str(directory / "m"), *places]
 
 
 def command(directory: Path) -> list[str]:
     call = "from podkeeper.app.cli import main; main(prog_name='podkeeper')"
-    places = ["--root", str(directory / "r"), "--node-name", "n1", "--runtime", "fake"]
-    return [sys.executable, "-c", call, "run", str(directory / "m"), *places]
+    return [sys.executable, "-c", call, *run_arguments(directory)]
 
 
-@contextlib.contextmanager
-def running(directory: Path, *arguments: str, **files: str) -> Iterator[Running]:
-    it = Running(directory, *arguments, **files)
-    try:
-        yield it
-    finally:
-        it.close()
+def running(directory: Path, *arguments: str, **files: str) -> contextlib.closing[Running]:
+    return contextlib.closing(Running(directory, arguments, files, forked=True))
+
+
+def running_in_a_new_interpreter(directory: Path, **files: str) -> contextlib.closing[Running]:
+    """Run the agent in a process that inherits the signal handling of this one."""
+    return contextlib.closing(Running(directory, (), files, forked=False))
 
 
 def test_each_change_is_a_line_and_ctrl_c_stops_the_pods_with_progress(tmp_path: Path) -> None:
@@ -304,7 +320,7 @@ def _has_restarted(client: LocalClient) -> bool:
 def test_nohup_keeps_the_agent_alive(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit it
     try:
-        with running(tmp_path, web=manifest("web")) as it:
+        with running_in_a_new_interpreter(tmp_path, web=manifest("web")) as it:
             it.until(lambda: it.statuses() == {"web": "Running"})
             it.process.send_signal(signal.SIGHUP)
             it.client.post("stop", "default", "web")
