@@ -1,5 +1,6 @@
 """Artificial invariants that are violated, for tests of how a failure is found, shrunk and printed."""
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -38,7 +39,7 @@ def raises_an_error(world: World) -> None:
 def interrupted_at_the_fourth(world: World) -> None:
     """The command receives Ctrl-C while the fourth seed runs."""
     if world.seed == 3:
-        os.kill(os.getppid(), signal.SIGINT)
+        _send(signal.SIGINT)
 
 
 def killed_once(world: World) -> None:
@@ -46,4 +47,12 @@ def killed_once(world: World) -> None:
     marker = Path(os.environ["KILLED_ONCE"])
     if world.seed == 2 and not marker.exists():
         marker.touch()
-        os.kill(os.getppid(), signal.SIGKILL)
+        _send(signal.SIGKILL)
+
+
+def _send(number: signal.Signals) -> None:
+    """Send a signal to the command, which is not the parent of this process: a fork server is."""
+    command = multiprocessing.parent_process()
+    assert command is not None
+    assert command.pid is not None
+    os.kill(command.pid, number)

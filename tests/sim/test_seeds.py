@@ -9,6 +9,7 @@ from podkeeper.testing.sim.campaign import SeedResult, WorkerPool
 from podkeeper.testing.sim.faults import FAULTS
 from podkeeper.testing.sim.invariants import INVARIANTS
 from podkeeper.testing.sim.run import SimPlan
+from tests.sim.fork_server import stop_fork_server
 
 SEEDS = range(4)
 
@@ -36,6 +37,7 @@ def test_the_node_is_busy(results: list[SeedResult]) -> None:
 
 def test_each_seed_has_its_own_hash_which_is_the_same_in_another_process(results: list[SeedResult]) -> None:
     assert all(one.hash != other.hash for one, other in pairwise(results))
+    stop_fork_server()
     with WorkerPool(jobs=1) as crew:
         (again,) = crew.results([SimPlan(seed=SEEDS[-1], hours=1)])
     assert again.hash == results[-1].hash

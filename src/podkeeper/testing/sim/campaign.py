@@ -4,9 +4,9 @@
         for result in pool.results(SimPlan(seed=seed) for seed in range(300)):
             totals.add(result)
 
-One process runs a seed from start to end. The processes are spawned with fixed string hashing, so a seed gives the same
-trace in each of them. They return small results. The parent process runs no seed itself, because its own string
-hashing is not fixed.
+One process runs a seed from start to end. A fork server with fixed string hashing starts the processes, so a seed gives
+the same trace in each of them. The imports take half a second, and only the fork server needs them. The processes
+return small results. The parent process runs no seed itself, because its own string hashing is not fixed.
 """
 
 import gc
@@ -41,6 +41,8 @@ RUN_FAILED = "simulation"  # the name of the violation if the simulation itself 
 GIVEN_UP = "given up"  # not an invariant: the run was cut short
 EVERYTHING = "all"
 GC_THRESHOLD = 1_000_000
+PRELOADED = [__name__]
+"""Modules that the fork server imports. All pools of a process use the same fork server."""
 
 Installer = Callable[[World], object]
 
@@ -157,8 +159,9 @@ class WorkerPool:
     def __enter__(self) -> "WorkerPool":
         self._others = multiprocessing.active_children()
         self._hash_seed = os.environ.get("PYTHONHASHSEED")
-        os.environ["PYTHONHASHSEED"] = "0"  # for the spawned processes
-        context = multiprocessing.get_context("spawn")
+        os.environ["PYTHONHASHSEED"] = "0"  # for the fork server, which the first pool of this process starts
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._pool = ProcessPoolExecutor(self._jobs, context, initializer=_set_up, initargs=(self._log,))
         return self
 
