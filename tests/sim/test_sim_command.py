@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from click.testing import CliRunner, Result
@@ -213,13 +214,19 @@ def test_a_killed_campaign_continues_and_covers_all_seeds(tmp_path: Path) -> Non
     state, marker = tmp_path / "campaign", tmp_path / "killed"
     also = ("--also", "tests.sim.planted:killed_once")
     arguments = ("--seeds", "0:3", *QUIET, "--jobs", "1", *also, "--state", str(state))
-    killed = subprocess.run(
-        [sys.executable, "-c", "from podkeeper.app.cli import main; main()", "sim", *arguments],
-        capture_output=True,
-        cwd=HERE,
-        check=False,
-        env={**os.environ, "PYTHONPATH": f"{HERE / 'src'}:{HERE}", "KILLED_ONCE": str(marker)},
-    )
+    with TemporaryDirectory() as temporary:  # for files that the killed command cannot remove
+        killed = subprocess.run(
+            [sys.executable, "-c", "from podkeeper.app.cli import main; main()", "sim", *arguments],
+            capture_output=True,
+            cwd=HERE,
+            check=False,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{HERE / 'src'}:{HERE}",
+                "KILLED_ONCE": str(marker),
+                "TMPDIR": temporary,
+            },
+        )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     known = len(state.read_bytes().splitlines()) - 1
     assert known in (1, 2)
