@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,8 @@ from podkeeper.testing.port_calls import InjectedFault, PortCall, PortCalls
 from podkeeper.testing.virtual_time import VirtualClock, simulate
 from tests.runtimes.cri.cri_pod import CriPod, facts
 from tests.runtimes.cri.fake_server import DirectTransport, FakeCri
+
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 ERRORS = {"unary": (RuntimeUnavailable, CallTimedOut, RuntimeRefused)}
 IMAGE = "registry.example/app:1"
@@ -157,7 +160,7 @@ PROCESS = dead_process()
 @asynccontextmanager
 async def lost(calls: PortCalls) -> AsyncIterator[Lost]:
     fake = FakeCri()
-    with tempfile.TemporaryDirectory(prefix="podkeeper-pods-") as directory:
+    with tempfile.TemporaryDirectory(prefix="podkeeper-pods-", dir=MEMORY) as directory:
         transport = calls.watch("transport", DirectTransport(fake), ERRORS)
         async with CriRuntime(transport, facts(directory), clock=VirtualClock()) as runtime:
             made = Lost(fake, runtime, CriPod(runtime))

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from podkeeper.testing.port_calls import PortCalls, UnexpectedError
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock
 from tests.runtimes.cri.cri_pod import CriPod, facts
 from tests.runtimes.cri.fake_server import DirectTransport, FakeCri, containerd_event
+
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 ERRORS = {"unary": (RuntimeUnavailable, CallTimedOut, RuntimeRefused)}
 LATE_SECONDS = 0.03  # containerd sends the event of an exit before its CRI side shows it
@@ -136,7 +139,7 @@ async def empty(calls: PortCalls) -> AsyncIterator[Harness]:
     fake.name = "containerd"
     fake.unknown_services.clear()
     fake.now_ns = lambda: int((BEGINNING + timedelta(seconds=clock.monotonic())).timestamp() * 1e9)
-    with tempfile.TemporaryDirectory(prefix="podkeeper-pods-") as directory:
+    with tempfile.TemporaryDirectory(prefix="podkeeper-pods-", dir=MEMORY) as directory:
         transport = calls.watch("transport", DirectTransport(fake), ERRORS)
         async with CriRuntime(transport, facts(directory), clock=clock) as runtime, asyncio.TaskGroup() as group:
             harness = Harness(fake, runtime, CriPod(runtime))
