@@ -13,7 +13,7 @@ from tests.volumes.harness import NOBODY
 @pytest.fixture
 def root() -> Iterator[str]:
     """A directory that belongs to the user nobody."""
-    path = tempfile.mkdtemp(prefix="volumes-")
+    path = tempfile.mkdtemp(prefix="volumes-", dir="/var/tmp")  # on disk, even if TMPDIR is in memory
     os.chown(path, NOBODY, NOBODY)
     yield path
     shutil.rmtree(path, ignore_errors=True)
