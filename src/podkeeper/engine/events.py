@@ -133,7 +133,6 @@ class EventRecorder:
         return None if found is None else reference_to(found, event.container_path)
 
     def _store(self, uid: str, event: PodEvent, now: datetime) -> None:
-        # Stored first, also for a node without an API.
         stored = self._stored.setdefault(uid, OrderedDict())
         before = stored.pop(event, None)
         if before is None:

@@ -57,7 +57,8 @@ class EvictionManager:
             self._spare(pod, uid, message)
             return
         self._record(PodEvent(EventType.WARNING, "Evicted", message, uid), pod)
-        # Before the task begins. Otherwise a pod with two volumes that are too large was killed twice, with two events.
+        # Before the task begins. Otherwise a pod with two volumes that are too large would be killed twice, with two
+        # events.
         self._evicting.add(uid)
         self._spawn(self._kill(pod, message)).add_done_callback(lambda _: self._evicting.discard(uid))
 

@@ -91,7 +91,7 @@ def _predicates(
         return None
     if not is_critical_pod(pod):
         return _out_of(shortages[0]) if shortages else mismatches[0]
-    # Killing pods does not change labels, names, ports or taints.
+    # As in the kubelet, preemption only recovers from missing resources.
     if mismatches:
         return mismatches[0]
     others = tuple(other_pods())

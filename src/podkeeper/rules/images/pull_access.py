@@ -166,7 +166,7 @@ def with_access(pulled: PulledImage, image: str, access: Access) -> PulledImage:
         return pulled
     name = untagged(image)
     before = pulled.access.get(name, Access())
-    # The image was once pulled without credentials, so it is public. Further secrets prove nothing more.
+    # Any pod may use the image already. Further secrets prove nothing more.
     if before.any_pod:
         return pulled
     if access.any_pod:
