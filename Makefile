@@ -70,8 +70,7 @@ format: $(READY)  ## Format the code and fix lint errors.
 # Each part is one process. With pytest-xdist, every worker would collect all tests and report to a controller.
 # tests/runtimes/process must be a separate part, because its tests enter namespaces, which fails in a process with threads
 # (such as gRPC's).
-# Contracts and runtimes are one part, because they share a containerd.
-PARTS := tests/contracts+tests/runtimes+tests/streams tests/app tests/runtimes/process tests tests/sim tests/engine tests/rules tests/sim/test_sieve.py
+PARTS := tests/contracts tests/runtimes+tests/streams tests/sim tests tests/runtimes/process tests/app tests/engine tests/rules tests/sim/test_sieve.py
 PATHS := $(subst +, ,$(PARTS))
 
 # Most tests write small files and sync them, which is faster in memory. Real containers run from a disk, as usual.
@@ -80,7 +79,7 @@ MEMORY = $(or $(TMPDIR),$(shell if [ -w /dev/shm ] && [ "$$(df --output=avail /d
 	! grep -q ' /dev/shm .*noexec' /proc/mounts; then echo /dev/shm; fi))
 
 test:  ## Run check and all fast tests.
-	@PY_COLORS=$(if $(MAKE_TERMOUT),1,0) $(MAKE) --no-print-directory --jobs=4 --keep-going --output-sync=target check $(addprefix part/,$(PARTS))
+	@PY_COLORS=$(if $(MAKE_TERMOUT),1,0) $(MAKE) --no-print-directory --jobs=6 --keep-going --output-sync=target check $(addprefix part/,$(PARTS))
 
 $(addprefix part/,$(PARTS)): part/%: $(READY)
 	@echo "$(subst +, and ,$*)$(if $(filter tests,$*), (the rest)):"

@@ -137,9 +137,13 @@ class SimNode:
         """Wait for a condition. Returns how many seconds it took. Polls less often after some time."""
         begun = self.world.now()
         while not condition():
-            waited = self.world.now() - begun
-            assert waited < within, f"not within {within} s\n{self._recent()}"
-            await asyncio.sleep(max(step, waited / 100))
+            now = poll_at = self.world.now()
+            assert now - begun < within, f"not within {within} s\n{self._recent()}"
+            # Skip the polls before the next event, because they cannot see a change.
+            quiet_until = now + self.world.loop.idle_seconds()
+            while poll_at <= min(quiet_until, begun + within):
+                poll_at += max(step, (poll_at - begun) / 100)
+            await asyncio.sleep(poll_at - now)
         return self.world.now() - begun
 
     async def restart_agent(self, downtime_seconds: float = 1.0) -> None:

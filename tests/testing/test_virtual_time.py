@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from podkeeper.testing.virtual_time import BEGINNING, Stuck, VirtualClock, simulate
+from podkeeper.testing.virtual_time import BEGINNING, Stuck, VirtualClock, idle_seconds, simulate
 
 
 def test_hours_pass_exactly() -> None:
@@ -94,3 +94,23 @@ def test_randomness_is_seeded() -> None:
 
     assert simulate(draw(1)) == simulate(draw(1))
     assert simulate(draw(1)) != simulate(draw(2))
+
+
+def test_a_loop_is_idle_until_its_next_timer() -> None:
+    async def scenario() -> tuple[float, float, float]:
+        loop = asyncio.get_running_loop()
+        nothing = idle_seconds()
+        loop.call_later(5, lambda: None)
+        timer = idle_seconds()
+        loop.call_soon(lambda: None)
+        return nothing, timer, idle_seconds()
+
+    assert simulate(scenario())[0] == (0.0, 5.0, 0.0)
+
+
+def test_a_real_loop_is_never_known_to_be_idle() -> None:
+    async def scenario() -> float:
+        asyncio.get_running_loop().call_later(5, lambda: None)
+        return idle_seconds()
+
+    assert asyncio.run(scenario()) == 0.0

@@ -30,7 +30,7 @@ from podkeeper.runtimes.fake import FakeRuntime
 from podkeeper.testing.fake_sources import fake_file_source
 from podkeeper.testing.fakes import FakeCgroups, FakeJournal, FakeProber, FakeVolumes
 from podkeeper.testing.memory_api import MemoryApi
-from podkeeper.testing.virtual_time import VirtualClock, simulate
+from podkeeper.testing.virtual_time import VirtualClock, idle_seconds, simulate
 
 T = TypeVar("T")
 NODE = "n1"
@@ -130,8 +130,13 @@ class NodeHarness:
         """Wait until a condition holds. Return how many seconds it took. Fail after `within` seconds."""
         begun = self.clock.monotonic()
         while not condition():
-            assert self.clock.monotonic() - begun < within, f"the condition did not become true within {within} s"
-            await asyncio.sleep(step)
+            now = poll_at = self.clock.monotonic()
+            assert now - begun < within, f"the condition did not become true within {within} s"
+            # Skip the polls before the next event, because they cannot see a change.
+            quiet_until = now + idle_seconds()
+            while poll_at <= min(quiet_until, begun + within):
+                poll_at += step
+            await asyncio.sleep(poll_at - now)
         return self.clock.monotonic() - begun
 
 

@@ -115,6 +115,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Return the virtual seconds since the loop was created."""
         return self._virtual_now
 
+    def idle_seconds(self) -> float:
+        """Return for how many seconds nothing will happen: 0 if a callback is ready or no timer is set."""
+        if self._ready or not self._due or self._due[0].handle._cancelled:
+            return 0.0
+        return max(float(self._due[0]) - self._virtual_now, 0.0)
+
     def create_task(
         self,
         coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
@@ -233,6 +239,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _report(self, error: BaseException, handle: asyncio.Handle) -> None:
         message = f"unexpected error in callback {handle!r}"
         self.call_exception_handler({"message": message, "exception": error, "handle": handle})
+
+
+def idle_seconds() -> float:
+    """Return for how many seconds nothing will happen in the running loop. 0 if it is not a virtual one."""
+    loop = asyncio.get_running_loop()
+    return loop.idle_seconds() if isinstance(loop, VirtualLoop) else 0.0
 
 
 def simulate(scenario: Coroutine[Any, Any, T], loop: VirtualLoop | None = None) -> tuple[T, float]:
