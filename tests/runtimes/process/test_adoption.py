@@ -7,9 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from podkeeper.model.probing import CommandExited
 from podkeeper.model.runtime import RecordState
 from podkeeper.model.runtime_calls import RuntimeEventType
-from podkeeper.runtimes.process.keeper.files import read_json, write_json
+from podkeeper.runtimes.process.keeper.files import STOPPED_FILE, read_json, write_json
 from podkeeper.runtimes.process.keeper_client import KeeperTimeouts
 from podkeeper.runtimes.process.runtime import ProcessRuntime
 from tests.runtimes.process.agent import mark_of
@@ -388,5 +389,31 @@ def test_fifty_pods_at_once() -> None:
             assert len(records) == len(set(containers)) == 50
             assert all(it.containers[0].state is RecordState.RUNNING for it in records)
             assert len(keepers_of(runtime._root)) == 50
+
+    asyncio.run(act())
+
+
+def test_leftovers_that_are_still_written_are_deleted() -> None:
+    """A killed keeper writes its last files while its directory is deleted."""
+
+    async def act() -> None:
+        with temporary_root() as root:
+            leftovers = Path(root, "sandboxes", ".gone-web-1")
+            leftovers.mkdir(parents=True)
+            (leftovers / STOPPED_FILE).touch()
+            written_until = time.monotonic() + 0.1
+
+            def write() -> None:
+                with suppress(FileNotFoundError):
+                    while time.monotonic() < written_until:
+                        (leftovers / str(time.monotonic_ns())).touch()
+
+            writer = threading.Thread(target=write)
+            writer.start()
+            try:
+                async with opened(root):
+                    await eventually(lambda: not leftovers.exists(), "the leftovers are deleted")
+            finally:
+                writer.join()
 
     asyncio.run(act())

@@ -666,7 +666,8 @@ def test_a_keeper_that_became_ready_too_late_is_killed() -> None:
 @pytest.mark.parametrize("how", ["never made", "removed"])
 def test_files_that_cannot_be_deleted_are_deleted_by_the_next_agent(how: str) -> None:
     async def act(harness: Harness) -> None:
-        harness.calls.arm(InjectedFault(PortCall("fork_server", "clear", 0), RuntimeUnavailable))
+        for attempt in range(4):
+            harness.calls.arm(InjectedFault(PortCall("fork_server", "clear", attempt), RuntimeUnavailable))
         if how == "removed":
             box = await harness.sandbox()
             harness.keepers[0].die()

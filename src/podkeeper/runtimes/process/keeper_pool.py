@@ -38,6 +38,8 @@ _GONE: Final = ".gone-"
 _ID_BYTES: Final = 8
 _POLL_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
+# A killed keeper may write its last files while its directory is deleted, which then fails with ENOTEMPTY.
+_DELETE_RETRY_SECONDS: Final = (0.05, 0.2, 0.5)
 
 
 def new_id() -> str:
@@ -308,15 +310,24 @@ class KeeperPool:
 
     async def _delete(self, directory: str) -> None:
         """Delete a directory that was moved aside. If this fails, the next start of the agent retries it."""
-        try:
-            # The keeper has deleted the files of container users. Otherwise only a child of the fork server may do
-            # that, in the user namespace.
-            if os.path.exists(os.path.join(directory, STOPPED_FILE)):
-                await asyncio.to_thread(shutil.rmtree, directory)
-            elif os.path.exists(directory):
-                await self._fork_server.clear(directory)
-        except (OSError, TryLater) as error:
-            log.warning("cannot delete %s yet: %s", directory, error)
+        for pause in (*_DELETE_RETRY_SECONDS, None):
+            try:
+                await self._delete_once(directory)
+            except (OSError, TryLater) as error:
+                if pause is None:
+                    log.warning("cannot delete %s yet: %s", directory, error)
+                else:
+                    await asyncio.sleep(pause)
+            else:
+                return
+
+    async def _delete_once(self, directory: str) -> None:
+        # The keeper has deleted the files of container users. Otherwise only a child of the fork server may do that, in
+        # the user namespace.
+        if os.path.exists(os.path.join(directory, STOPPED_FILE)):
+            await asyncio.to_thread(shutil.rmtree, directory)
+        elif os.path.exists(directory):
+            await self._fork_server.clear(directory)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._guarded(work))
