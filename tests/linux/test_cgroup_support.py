@@ -17,13 +17,13 @@ def tree(tmp_path: Path) -> CgroupTree:
 # ---- detection ------------------------------------------------------------------------------
 
 
-def test_nothing_mounted(tree: CgroupTree) -> None:
+def test_a_missing_cgroup_file_system_is_reported(tree: CgroupTree) -> None:
     support = tree.detect()
     assert (support.version, support.reason) == (0, "no cgroup file system is mounted")
     assert "mount -t cgroup2" in support.describe()
 
 
-def test_version_1(tree: CgroupTree) -> None:
+def test_cgroup_v1_is_detected(tree: CgroupTree) -> None:
     for name in ("cpu", "cpuacct", "memory", "pids"):
         tree.version_1(name)
     support = tree.detect()
@@ -31,7 +31,7 @@ def test_version_1(tree: CgroupTree) -> None:
     assert support.describe() == "cgroup v1 (cpu, cpuacct, memory, pids)"
 
 
-def test_version_2(tree: CgroupTree) -> None:
+def test_cgroup_v2_is_detected(tree: CgroupTree) -> None:
     top = tree.version_2(controllers="cpuset cpu io memory hugetlb pids")
     support = tree.detect()
     assert (support.version, support.base, support.controllers) == (2, "/", ("cpu", "memory", "pids"))

@@ -197,12 +197,12 @@ def test_a_pod_may_swap_and_an_oom_kill_kills_single_containers() -> None:
 
 
 @pytest.mark.parametrize("shares", [0, 1, 2])
-def test_the_least_weight(shares: int) -> None:
+def test_a_cpu_weight_is_at_least_1(shares: int) -> None:
     assert container_weight_of(shares) == 1
 
 
 @pytest.mark.parametrize("shares", [262144, 262145, 1_000_000])
-def test_the_greatest_weight(shares: int) -> None:
+def test_a_cpu_weight_is_at_most_10000(shares: int) -> None:
     assert (container_weight_of(shares), pod_weight_of(shares)) == (10000, 10000)
 
 

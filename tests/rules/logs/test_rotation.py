@@ -188,6 +188,6 @@ def test_only_the_oldest_parts_are_lost_after_any_number_of_crashes(
 
 
 @given(st.from_regex(r"[0-9]{1,3}\.log(\.[0-9]{8}-[0-9]{6}(\.gz|\.tmp)?)?", fullmatch=True))
-def test_attempt_of(name: str) -> None:
+def test_the_name_of_a_log_file_contains_the_attempt(name: str) -> None:
     stamp = name.partition(".log.")[2]
     assert attempt_of(name) == (None if stamp.startswith("9") else int(name.partition(".")[0]))
