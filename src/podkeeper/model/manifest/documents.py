@@ -14,9 +14,10 @@ from functools import cached_property
 from typing import Final
 
 from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.field_path import FieldPath
 from podkeeper.model.manifest import json_text
 from podkeeper.model.manifest.scalars import shown
-from podkeeper.model.manifest.tree import FieldPath, Unreadable, Value, find_lines, read_tree
+from podkeeper.model.manifest.tree import Unreadable, Value, find_lines, read_tree
 from podkeeper.model.wire import JSONObject
 
 _SEPARATOR: Final = re.compile(r"^---(.*)$", re.MULTILINE)

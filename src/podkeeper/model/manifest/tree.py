@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import yaml
 
+from podkeeper.model.field_path import FieldPath
 from podkeeper.model.manifest import scalars
 
 Value = Any  # any JSON value; `typed.decode` converts it to a typed object
@@ -38,9 +39,6 @@ _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _NO_KEY: Final = object()  # in a mapping, between two entries
 _MERGE: Final = object()  # after `<<`
 _ITEM: Final = object()  # always in a list
-
-FieldPath = tuple[str, ...]
-"""The path of a field: names, and list indexes as text."""
 
 
 class Unreadable(Exception):

@@ -20,10 +20,11 @@ import msgspec
 from msgspec import inspect
 
 from podkeeper.model.errors import BadInput, Problem
+from podkeeper.model.field_path import FieldPath
 from podkeeper.model.k8s.kinds import KINDS
 from podkeeper.model.manifest.documents import Document, format_path, kind_of_value
 from podkeeper.model.manifest.scalars import shown
-from podkeeper.model.manifest.tree import FieldPath, Value
+from podkeeper.model.manifest.tree import Value
 from podkeeper.model.quantity import parse_quantity
 from podkeeper.model.times import parse_time
 from podkeeper.model.wire import Wire

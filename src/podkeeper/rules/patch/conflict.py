@@ -6,7 +6,7 @@ item. Two patches may each add items to a list of scalars.
 Kubelet counterpart: `MergingMapsHaveConflicts` in apimachinery's pkg/util/strategicpatch/patch.go.
 """
 
-from podkeeper.model.manifest.tree import FieldPath
+from podkeeper.model.field_path import FieldPath
 from podkeeper.rules.patch.directives import DELETE_FROM, DIRECTIVE, RETAIN_KEYS
 from podkeeper.rules.patch.items import holds_objects, identities_of, named
 from podkeeper.rules.patch.schema import PLAIN, Field, Fields, fields_of

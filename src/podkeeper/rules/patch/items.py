@@ -11,7 +11,7 @@ its linear searches, so the cost is linear in the length of the list.
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from podkeeper.model.manifest.tree import FieldPath
+from podkeeper.model.field_path import FieldPath
 from podkeeper.rules.patch.directives import is_deletion
 from podkeeper.rules.patch.errors import PatchError
 from podkeeper.rules.patch.value import Json, dotted, type_name

@@ -19,7 +19,7 @@ Kubelet counterpart: `mergeMap` in apimachinery's pkg/util/strategicpatch/patch.
 
 from enum import Enum
 
-from podkeeper.model.manifest.tree import FieldPath
+from podkeeper.model.field_path import FieldPath
 from podkeeper.rules.patch.directives import (
     DELETE_FROM,
     DIRECTIVE,

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from podkeeper.model.manifest.tree import FieldPath
+from podkeeper.model.field_path import FieldPath
 from podkeeper.rules.patch.directives import DELETE, DELETE_FROM, DIRECTIVE, RETAIN_KEYS, SET_ORDER
 from podkeeper.rules.patch.errors import PatchError
 from podkeeper.rules.patch.items import Identity, holds_objects, identities_of, identity_of, named, positions_of

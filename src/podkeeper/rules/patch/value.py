@@ -9,7 +9,7 @@ from enum import Enum
 from itertools import repeat
 from typing import Final, TypeAlias
 
-from podkeeper.model.manifest.tree import FieldPath
+from podkeeper.model.field_path import FieldPath
 from podkeeper.rules.patch.errors import PatchError, PatchTooLarge
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
