@@ -98,8 +98,8 @@ class Slots(Generic[K]):
     def _expire(self, now: float) -> bool:
         """Free the slot whose lease ended first. Return whether there was one."""
         # A linear search over a few slots. It runs only while all of them are taken.
-        holder, end = min(self._taken.items(), key=lambda lease: lease[1])
-        if end > now:
+        holder = min(self._taken, key=self._taken.__getitem__)
+        if self._taken[holder] > now:
             return False
         del self._taken[holder]
         if self._on_expired is not None:

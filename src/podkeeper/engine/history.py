@@ -17,9 +17,11 @@ The kubelet has no counterpart.
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
+
+from msgspec.structs import replace
 
 from podkeeper.model.history import (
     UNKNOWN_STATE,
@@ -86,11 +88,13 @@ class _Timeline:
         """Count an event that occurred since the last state change, or append a new one."""
         events = self.events
         size = len(events)
+        is_retry = isinstance(event, RetryScheduled)
         for index in range(size - 1, max(-1, size - 1 - _COMPARED), -1):
             known = events[index]
             if isinstance(known, Moved):
                 break
-            if known == event or (isinstance(known, RetryScheduled) and isinstance(event, RetryScheduled)):
+            # Equal events of all pods are one object, so the comparison by identity nearly always decides.
+            if known is event or known == event or (is_retry and isinstance(known, RetryScheduled)):
                 self.counts[index] += 1
                 self.lasts[index] = at
                 events[index] = event

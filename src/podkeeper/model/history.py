@@ -1,11 +1,12 @@
 """History events: what happened to a pod, as typed values.
 
 Engine modules add them to `engine.history`. `app.history_words` turns them into words. Only messages of events and
-errors are texts.
+errors are texts. They are msgspec structs, because every sync compares and hashes several of them (decision 5).
 """
 
-from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
+
+import msgspec
 
 
 class WorkerState(StrEnum):
@@ -31,8 +32,7 @@ class Cause(StrEnum):
     ORPHANED = "orphaned"  # no source has it
 
 
-@dataclass(frozen=True, slots=True)
-class PodState:
+class PodState(msgspec.Struct, frozen=True):
     """A worker's state and, while the pod stops and afterwards, the cause."""
 
     worker: WorkerState
@@ -45,8 +45,7 @@ class PodState:
 UNKNOWN_STATE = PodState(WorkerState.UNKNOWN)
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True):
     """The pod's worker changed its state."""
 
     before: PodState
@@ -62,8 +61,7 @@ class SyncKind(Enum):
     TERMINATED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class SyncStarted:
+class SyncStarted(msgspec.Struct, frozen=True):
     kind: SyncKind
     update_type: StrEnum  # why the sync runs: a `rules.worker.updates.UpdateType`
 
@@ -74,47 +72,40 @@ class SyncResult(Enum):
     CANCELLED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class SyncEnded:
+class SyncEnded(msgspec.Struct, frozen=True):
     result: SyncResult
 
 
-@dataclass(frozen=True, slots=True)
-class SyncError:
+class SyncError(msgspec.Struct, frozen=True):
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class RetryScheduled:
+class RetryScheduled(msgspec.Struct, frozen=True):
     """The next sync is due after a delay. Only the latest one matters."""
 
     delay_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class EventRecorded:
+class EventRecorded(msgspec.Struct, frozen=True):
     """A Kubernetes Event about the pod."""
 
     reason: str
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class StatusChanged:
+class StatusChanged(msgspec.Struct, frozen=True):
     phase: str
     ready: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PodRejected:
+class PodRejected(msgspec.Struct, frozen=True):
     """Admission rejected the pod."""
 
     reason: str
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class PodHeld:
+class PodHeld(msgspec.Struct, frozen=True):
     """The pod waits until other pods have been killed to make room for it."""
 
     victims: int
