@@ -1,7 +1,10 @@
 """Blocking work in threads that do not delay the exit of the process.
 
-Use it for calls that may hang. The event loop's executor is unsuitable, because its few threads are shared, and a hung
-call would block others. No executor is suitable, because the interpreter waits for executor threads when it exits.
+Volumes, log files and name lookups use it, because they can hang on a network file system or a name server. The event
+loop's executor is unsuitable for them, because its few threads are shared, and a hung call would block others. No
+executor is suitable, because the interpreter waits for executor threads when it exits.
+
+Calls that are normally short use `asyncio.to_thread`, for example for cgroups, manifests and configuration files.
 """
 
 import asyncio

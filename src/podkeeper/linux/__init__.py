@@ -2,6 +2,7 @@
 
 This package uses only the standard library, so that a keeper process starts fast and stays small.
 
+    errors          the error of a container that cannot be started
     libc            system calls that Python does not have
     mounts          the mount table, mounting and unmounting
     tree            directory trees that other processes write to: open, create, remove, measure

@@ -197,7 +197,7 @@ def processes(cgroup: Cgroup) -> frozenset[int]:
 
 
 def kill_all(cgroup: Cgroup, timeout_seconds: float = KILL_TIMEOUT_SECONDS) -> bool:
-    """Kill all processes in a cgroup and its descendants. No process can start in it afterwards.
+    """Kill all processes in a cgroup and its descendants. Forks are forbidden if the pids controller is available.
 
     Return whether the cgroup is empty.
     """

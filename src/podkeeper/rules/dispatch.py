@@ -3,8 +3,8 @@
     config updates, lifecycle events, probe results, due work  -->  updates for the workers (or nothing)
 
 In: the change, and the pod with its mirror pod as the pod manager stores them after the change. Out: the update for
-the workers, or `AdmissionNeeded`. The loop (`engine/loop.py`) calls the pod manager first, then this module, then
-the workers.
+the workers, or `AdmissionNeeded`. The handlers (`engine/handlers.py`) call the pod manager first, then this module,
+then the workers.
 
 A mirror pod starts and stops nothing. A change of a mirror pod becomes an update of its static pod. Without a static
 pod, it is ignored. Kubelet counterpart: `syncLoopIteration` and the `HandlePod...` functions in

@@ -4,9 +4,9 @@ A *static pod* comes from the node itself (a file or a URL). The agent creates a
 cluster can see the static pod. It has the same full name, the hash of the static pod as an annotation, and the node
 as owner. A mirror pod starts nothing, and its deletion stops nothing.
 
-In: pods, and the name and UID of the node. Out: the mirror pod to create, or the deletion to send. The syncer and
-housekeeping make the API calls. Kubelet counterpart: `IsMirrorPodOf` and `MirrorClient` in pkg/kubelet/pod,
-`tryReconcileMirrorPods` in kubelet.go, and pkg/kubelet/types.
+In: pods, and the name and UID of the node. Out: the mirror pod to create, or the deletion to send.
+`engine.mirror_client` sends the calls. The syncer and housekeeping request them. Kubelet counterpart: `IsMirrorPodOf`
+and `MirrorClient` in pkg/kubelet/pod, `tryReconcileMirrorPods` in kubelet.go, and pkg/kubelet/types.
 """
 
 from dataclasses import dataclass
