@@ -81,7 +81,7 @@ MUTANTS = (
         ("tests/rules/worker/test_step.py", "tests/rules/worker/test_laws.py"),
         seed=4,
         workload=("updates",),
-        faults=("dawdle",),
+        faults=("late-wakeups",),
     ),
     PlantedBug(
         "start-time-forgotten",

@@ -7,7 +7,7 @@ def test_a_pain_in_one_sentence() -> None:
 
     run_scenario(scenario)
 
-Every scenario runs in virtual time and is deterministic. `PAIN_SEED` and `PAIN_DAWDLE` (the share of the
+Every scenario runs in virtual time and is deterministic. `PAIN_SEED` and `PAIN_LATE_SHARE` (the share of the
 agent's wake-ups that are late) run it under other conditions, to find tests that pass by luck.
 """
 
@@ -27,7 +27,7 @@ from podkeeper.testing.sim.records import PodChanged
 from podkeeper.testing.sim.world import NODE, World
 
 SEED = os.environ.get("PAIN_SEED", "0")
-LATE_SHARE = float(os.environ.get("PAIN_DAWDLE", "0"))
+LATE_SHARE = float(os.environ.get("PAIN_LATE_SHARE", "0"))
 LATEST_SECONDS = 0.05  # the longest delay of a late wake-up
 
 AT_ONCE = 0.02 if LATE_SHARE == 0 else 3.0

@@ -232,7 +232,7 @@ def test_a_pod_deleted_while_the_runtime_was_down_starts_nothing_afterwards(seed
         node.delete("web")
         await asyncio.sleep(10)
         node.world.loop.delay_wakeups(0.5, 0.5)
-        node.world.fault_log.begin(node.world.now(), "dawdle")
+        node.world.fault_log.begin(node.world.now(), "late-wakeups")
         node.runtime.come_up()
         await node.until(lambda: node.is_gone("web"), within=60)
         assert len(node.runs_of(uid)) == 1

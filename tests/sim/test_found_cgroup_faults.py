@@ -95,7 +95,7 @@ def test_a_cgroup_that_was_just_created_is_not_created_again(seed: int) -> None:
 
     async def scenario() -> None:
         world.loop.delay_wakeups(0.1, 0.02)
-        world.fault_log.begin(0.0, "dawdle")
+        world.fault_log.begin(0.0, "late-wakeups")
         SimNode(world).put(pod("web"))
         await asyncio.sleep(3)
 

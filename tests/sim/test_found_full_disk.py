@@ -28,7 +28,7 @@ def test_a_container_is_kept_until_its_exit_code_is_stored(seed: int) -> None:
         world.api.delays["patch_status"] = 10.0
         world.fault_log.begin(world.now(), "api-errors")
         world.loop.delay_wakeups(0.02, 0.02)  # with seed 17 the loop is late in the right moment
-        world.fault_log.begin(world.now(), "dawdle")
+        world.fault_log.begin(world.now(), "late-wakeups")
         node.delete("web")
         await node.until(lambda: not node.runs(uid), within=5)
         await asyncio.sleep(3)

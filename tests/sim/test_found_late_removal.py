@@ -25,7 +25,7 @@ def test_a_static_pod_that_is_added_again_keeps_its_directory(seed: int) -> None
         await node.until(lambda: node.runs(uid), within=5)
         successor = node.write(PLACE, second)
         await node.until(lambda: node.runs(successor), within=5)
-        node.world.fault_log.begin(node.world.now(), "dawdle")
+        node.world.fault_log.begin(node.world.now(), "late-wakeups")
         node.world.loop.delay_wakeups(0.1, 1.0)
         node.agent.request_housekeeping()
         await asyncio.sleep(0.4)

@@ -333,7 +333,7 @@ def hook_and_stop_get_a_whole_grace_period_each(harness: BusHarness) -> None:
 
 @violates("I5")
 def a_late_loop_uses_the_old_grace_period(harness: BusHarness) -> None:
-    harness.world.fault_log.begin(harness.at, "dawdle")
+    harness.world.fault_log.begin(harness.at, "late-wakeups")
     harness.receives(known(pod("web", grace=30)))
     harness.runs("c1")
     harness.receives(deleted(known(pod("web", grace=30)), grace=1), op=Op.UPDATE)
@@ -591,7 +591,7 @@ def a_stop_with_the_old_grace_period_comes_late(harness: BusHarness) -> None:
 def a_stop_follows_its_hook_after_a_late_wake_up(harness: BusHarness) -> None:
     harness.receives(known(pod("web", container(pre_stop=exec_hook("bye")), grace=5)))
     harness.runs("c1")
-    harness.world.fault_log.begin(harness.at, "dawdle")
+    harness.world.fault_log.begin(harness.at, "late-wakeups")
     harness.runs_hook("c1", "bye", begun=harness.at)
     harness.at += 1.5
     harness.calls("stop_container", "c1", 5)
@@ -617,7 +617,7 @@ def updates_are_handled_late_after_the_runtime_recovers(harness: BusHarness) -> 
     harness.runs("c1")
     harness.receives(deleted(known(pod("web", grace=30)), grace=1), op=Op.UPDATE)
     harness.world.fault_log.end(harness.at, harness.world.fault_log.begin(harness.at, "runtime-errors"))
-    harness.world.fault_log.begin(harness.at, "dawdle")
+    harness.world.fault_log.begin(harness.at, "late-wakeups")
     harness.at += 7
     harness.calls("stop_container", "c1", 30)
 

@@ -315,6 +315,12 @@ def test_a_choice_survives_a_round_trip(names: set[str]) -> None:
     assert choice_read(choice_shown(chosen, KNOWN), KNOWN) == chosen
 
 
+def test_the_former_name_of_a_fault_is_accepted() -> None:
+    assert choice_read("dawdle", FAULTS) == ("late-wakeups",)
+    assert "late-wakeups" not in choice_read("all,-dawdle", FAULTS)
+    assert profile_read(["dawdle=2.5"], Profile()).fault_rates["late-wakeups"] == 2.5
+
+
 @given(st.frozensets(st.integers(1, 50)))
 def test_numbers_survive_a_round_trip(numbers: frozenset[int]) -> None:
     assert numbers_read(numbers_shown(numbers)) == numbers

@@ -36,7 +36,7 @@ class FakeFaults:
         self._failure = failure
         self._lost_answer = lost_answer
         self._faults: list[Fault] = []
-        self._suffering: dict[asyncio.Future[None], Fault] = {}  # waiting calls, oldest first
+        self._delayed: dict[asyncio.Future[None], Fault] = {}  # waiting calls, oldest first
         self._policies: list[Policy] = []
 
     def add(self, fault: Fault) -> Fault:
@@ -94,7 +94,7 @@ class FakeFaults:
     def clear(self) -> None:
         """Remove all faults, and let hanging calls continue."""
         self._faults.clear()
-        for waiting, fault in tuple(self._suffering.items()):
+        for waiting, fault in tuple(self._delayed.items()):
             if math.isinf(fault.delay_seconds):
                 _resume(waiting)
 
@@ -113,14 +113,14 @@ class FakeFaults:
 
     def release(self, fault: Fault) -> None:
         """Let the calls continue that one fault delays."""
-        for waiting, cause in tuple(self._suffering.items()):
+        for waiting, cause in tuple(self._delayed.items()):
             if cause is fault:
                 _resume(waiting)
 
     @property
     def hung_calls(self) -> int:
         """Return the number of calls that hang without limit."""
-        return sum(math.isinf(fault.delay_seconds) for fault in self._suffering.values())
+        return sum(math.isinf(fault.delay_seconds) for fault in self._delayed.values())
 
     def take(self, operation: str, about: str) -> Fault | None:
         """Return the fault of this call, and count it as used."""
@@ -145,11 +145,11 @@ class FakeFaults:
         loop = asyncio.get_running_loop()
         waiting = loop.create_future()
         timer = None if math.isinf(fault.delay_seconds) else loop.call_later(fault.delay_seconds, _resume, waiting)
-        self._suffering[waiting] = fault
+        self._delayed[waiting] = fault
         try:
             await waiting
         finally:
-            del self._suffering[waiting]
+            del self._delayed[waiting]
             if timer is not None:
                 timer.cancel()
 

@@ -45,7 +45,7 @@ FAULTS: Mapping[str, str] = {
     "stale-lists": "lists are answered from an old cache",
     "clock-jump": "the wall clock jumps",
     "disk-full": "the journal's disk is full or slow",
-    "dawdle": "wake-ups of the agent are late",
+    "late-wakeups": "wake-ups of the agent are late",
     "unreadable-sources": "manifests of static pods cannot be read",
     "volume-trouble": "volumes cannot be mounted or unmounted, hang, or are in use",
     "cgroup-trouble": "cgroups cannot be created or removed, or hang",
@@ -75,7 +75,7 @@ _DRAWS: Mapping[str, Callable[[Random, float], calls.Drawn]] = {
     "stale-lists": agent.stale_lists,
     "clock-jump": agent.clock_jump,
     "disk-full": agent.disk_full,
-    "dawdle": agent.late_wakeups,
+    "late-wakeups": agent.late_wakeups,
     "unreadable-sources": services.unreadable_sources,
     "volume-trouble": services.volume_faults,
     "cgroup-trouble": calls.cgroup_faults,
@@ -92,7 +92,7 @@ def fault_actions(
 ) -> list[tuple[float, Action]]:
     """Draw all faults and their times. No fault begins in a calm phase."""
     actions: list[tuple[float, Action]] = []
-    if "dawdle" in kinds and segments and profile.fault_rate("dawdle") > 0:
+    if "late-wakeups" in kinds and segments and profile.fault_rate("late-wakeups") > 0:
         actions.append((segments[0].begins, agent.LateWakeups(*agent.BASE_LATE_WAKEUPS)))
     kinds = [kind for kind in kinds if profile.fault_rate(kind) > 0]
     faults: dict[str, list[_DrawnFault]] = {}

@@ -180,7 +180,7 @@ class LateWakeups:
     share: float
     longest_seconds: float
     seconds: float = inf
-    kind: str = field(default="dawdle", init=False)
+    kind: str = field(default="late-wakeups", init=False)
 
     def __str__(self) -> str:
         until = "always" if isinf(self.seconds) else f"for {self.seconds:.0f} s"

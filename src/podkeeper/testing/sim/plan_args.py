@@ -29,6 +29,10 @@ def command_for(plan: SimPlan, *, also: str = "") -> str:
     return shlex.join(words)
 
 
+_OLD_NAMES = {"dawdle": "late-wakeups"}
+"""Former names of faults, so that the commands of older reports still work."""
+
+
 # Choices: "all", "none", "crash,reboot", "all,-crash".
 
 
@@ -38,16 +42,17 @@ def choice_read(text: str, known: Collection[str]) -> tuple[str, ...]:
     wanted = set(known) if words and words[0].startswith("-") else set()
     for word in words:
         name = word.removeprefix("-")
+        name = _OLD_NAMES.get(name, name)
         if word == "all":
             wanted = set(known)
         elif word == "none":
             wanted = set()
         elif name not in known:
             raise ValueError(f"unknown name {name!r}")
-        elif word == name:
-            wanted.add(name)
-        else:
+        elif word.startswith("-"):
             wanted.discard(name)
+        else:
+            wanted.add(name)
     return tuple(name for name in known if name in wanted)
 
 
@@ -110,7 +115,7 @@ def profile_read(changes: Sequence[str], default: Profile) -> Profile:
         try:
             if not equals:
                 raise KeyError(key)
-            profile = _changed(profile, key, text)
+            profile = _changed(profile, _OLD_NAMES.get(key, key), text)
         except KeyError:
             known = ", ".join(profile_keys(default))
             raise ValueError(f"cannot parse {change!r}: expected KEY=VALUE, where KEY is one of {known}") from None

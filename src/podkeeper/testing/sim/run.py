@@ -56,6 +56,7 @@ def schedule_of(plan: SimPlan) -> Schedule:
     """Draw the schedule of a plan."""
     segments = segments_of(plan.hours)
     actions = workload_actions(Random(f"{plan.seed}/workload"), segments, plan.profile, plan.workload)
+    # The string determines the random numbers. Another one would change what every seed does.
     actions += fault_actions(Random(f"{plan.seed}/mischief"), segments, plan.profile, plan.faults)
     schedule = Schedule(plan.seed, segments, numbered(actions))
     return schedule if plan.only is None else schedule.only(plan.only)

@@ -68,7 +68,7 @@ IRRELEVANT_FAULTS = (
 
 SHORT_FAULTS = (
     *IRRELEVANT_FAULTS,
-    *("crash", "graceful-restart", "dawdle"),
+    *("crash", "graceful-restart", "late-wakeups"),
     *("lost-events", "late-events", "broken-events", "repeated-events"),
 )
 """Faults without effects after their end."""
@@ -209,7 +209,7 @@ class GracePeriods:
             self._kills[container_id] = killed_by, call.at
 
     def _had_late_wakeups(self, since: float) -> bool:
-        return bool(self._world.fault_log.any_since(since, None, FAULT_RATES.keys() - {"dawdle"}))
+        return bool(self._world.fault_log.any_since(since, None, FAULT_RATES.keys() - {"late-wakeups"}))
 
     def _allowed(self, call: CallStarted) -> float | None:
         """Return the longest grace period that can be in force for a container. None: unknown."""
