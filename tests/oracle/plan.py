@@ -8,7 +8,7 @@ import msgspec
 from msgspec import to_builtins
 
 from podkeeper.model.k8s.core import Container, Pod
-from podkeeper.model.messages import ProbeResult
+from podkeeper.model.messages import PodUID, ProbeResult
 from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.backoff.table import BackoffTable, Curve, restart_key
 from podkeeper.rules.container.grace import KillReason, container_grace_seconds
@@ -125,7 +125,8 @@ def _restart_backoff(given: Json, script: Json) -> Iterator[Difference]:
         held = table.begin_restart(pod, container, PodRecord(uid="", containers=(exited,)), now)
         got: Json = {key: step[key] for key in ("now", "finished_at", "gc_before", "image")}
         if held is None:
-            delay = table.delay(restart_key(pod, container))
+            key = restart_key(pod, container)
+            delay = next(each.entry.delay for each in table.records(PodUID(shown_pod["uid"])) if each.key == key)
             got |= {"in_backoff": False, "message": "", "backoff_now": int(delay.total_seconds())}
         else:
             got |= {"in_backoff": True, "message": held.message, "error": held.reason}

@@ -161,25 +161,27 @@ def latest_exit(record: PodRecord, container_name: str) -> ContainerRecord | Non
     )
 
 
+@dataclass(slots=True)
+class _KeyState:
+    """The entry of one key, and what is known about the last exit and the clocks."""
+
+    entry: BackoffEntry
+    exit: SeenExit | None = None
+    wall_ahead: timedelta | None = None  # wall minus steady clock at the last start, or when the entry was stored
+    is_restored: bool = False  # the entry is from before a restart of the agent, unchanged since
+
+
 class BackoffTable:
     """The entries of one kind of backoff. Call `collect` regularly to remove old entries."""
 
     def __init__(self, curve: Curve = DEFAULT_CURVE) -> None:
         self._curve = curve
-        self._entries: dict[BackoffKey, BackoffEntry] = {}
-        self._exits: dict[BackoffKey, SeenExit] = {}  # the last exit of each key
+        self._states: dict[BackoffKey, _KeyState] = {}
         self._keys: dict[PodUID, dict[BackoffKey, None]] = {}  # keys of the entries by pod
-        self._wall_ahead: dict[BackoffKey, timedelta] = {}  # wall minus steady clock at the last start, or when stored
-        self._restored: set[BackoffKey] = set()  # entries from before a restart of the agent, unchanged since
         self._changed: dict[PodUID, None] = {}  # pods whose entries changed since `take_changed`
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    def delay(self, key: BackoffKey) -> timedelta:
-        """Return the delay after the next failure of a key. Zero if the key is unknown."""
-        entry = self._entries.get(key)
-        return timedelta() if entry is None else entry.delay
+        return len(self._states)
 
     def begin_restart(
         self,
@@ -199,48 +201,24 @@ class BackoffTable:
         if last is None:
             return None
         key, uid = restart_key(pod, container), PodUID(pod.metadata.uid or "")
-        entry = self._entry(key, curve)
-        exit_at = self._exit_at(key, uid, last, now, wall_ahead)
-        until = held_until(entry, exit_at, now)
-        if entry is not None and until is not None:
+        state = self._states.get(key)
+        entry = self._entry(state, curve)
+        known = None if state is None else state.exit
+        seen = _seen_exit(state, last, now, wall_ahead)
+        until = held_until(entry, None if seen is None else seen.at, now)
+        if state is not None and entry is not None and until is not None:
+            if seen is not known:
+                state.exit = seen
+                self._changed[uid] = None
             return _restart_wait(pod, container.name, entry.delay, until)
-        self._put(key, uid, next_entry(entry, exit_at, now, curve or self._curve))
-        self._wall_ahead[key] = wall_ahead
+        state = self._put(key, uid, next_entry(entry, None if seen is None else seen.at, now, curve or self._curve))
+        state.exit = known if seen is None else seen
+        state.wall_ahead = wall_ahead
         return None
-
-    def _exit_at(
-        self, key: BackoffKey, uid: PodUID, last: ContainerRecord, now: datetime, wall_ahead: timedelta
-    ) -> datetime | None:
-        """Return the steady time of a container's exit.
-
-        It is computed once, when the exit is first seen, because the wall clock may jump during the delay. If the
-        clock was set back before, the exit seems to be in the future, so it is limited to now. If the clock jumped
-        ahead while the agent was down, an exit may seem older than the entry of its own start. Then the delay begins
-        now.
-
-        If the wall clock jumped ahead after the start, the runtime may have read the exit time before or after the
-        jump. Use the later of the two possible times unless it is in the future, because the earlier one would shorten
-        the delay.
-        """
-        if last.finished_at is None:
-            return None
-        known = self._exits.get(key)
-        if known is None or (known.container_id, known.finished_at) != (last.id, last.finished_at):
-            at = min(last.finished_at - wall_ahead, now)
-            # Only after a restart of the agent: otherwise the exit was seen in time, and the other rule covers a jump.
-            if key in self._restored and at < self._entries[key].updated_at:
-                at = now
-            # Seed 387: the clock jumped 5530 s ahead before the exit was seen, and the container restarted at once.
-            by_former_clock = last.finished_at - self._wall_ahead.get(key, wall_ahead)
-            if by_former_clock <= now:
-                at = max(at, by_former_clock)
-            known = self._exits[key] = SeenExit(last.id, last.finished_at, at)
-            self._changed[uid] = None
-        return known.at
 
     def hold_pull(self, pod: Pod, image: str, now: datetime, curve: Curve | None = None) -> BackoffWait | None:
         """Return the delay of an image pull. None: it may be pulled. Report a failure with `pull_failed`."""
-        entry = self._entry(pull_key(pod, image), curve)
+        entry = self._entry(self._states.get(pull_key(pod, image)), curve)
         if entry is None or (until := held_until(entry, entry.updated_at, now)) is None:
             return None
         return _pull_wait(pod, image, entry.cause, until)
@@ -248,18 +226,16 @@ class BackoffTable:
     def pull_failed(self, pod: Pod, image: str, cause: str, now: datetime, curve: Curve | None = None) -> None:
         """Count a failed pull. `cause` (`ErrImagePull: ...`) is shown during the delay."""
         key = pull_key(pod, image)
-        entry = next_entry(self._entries.get(key), now, now, curve or self._curve, cause)
+        state = self._states.get(key)
+        entry = next_entry(None if state is None else state.entry, now, now, curve or self._curve, cause)
         self._put(key, PodUID(pod.metadata.uid or ""), entry)
 
     def collect(self, now: datetime, is_gone: Callable[[PodUID], bool] = lambda uid: False) -> None:
         """Remove expired entries, and all entries of removed pods."""
         for uid, keys in tuple(self._keys.items()):
             gone = is_gone(uid)
-            for key in [key for key in keys if gone or has_expired(self._entries[key], now)]:
-                del self._entries[key], keys[key]
-                self._exits.pop(key, None)
-                self._wall_ahead.pop(key, None)
-                self._restored.discard(key)
+            for key in [key for key in keys if gone or has_expired(self._states[key].entry, now)]:
+                del self._states[key], keys[key]
                 self._changed[uid] = None
             if not keys:
                 del self._keys[uid]
@@ -273,32 +249,55 @@ class BackoffTable:
         return changed
 
     def records(self, uid: PodUID) -> tuple[BackoffRecord, ...]:
-        return tuple(BackoffRecord(key, self._entries[key], self._exits.get(key)) for key in self._keys.get(uid, ()))
+        states = ((key, self._states[key]) for key in self._keys.get(uid, ()))
+        return tuple(BackoffRecord(key, state.entry, state.exit) for key, state in states)
 
     def restore(self, uid: PodUID, records: Iterable[BackoffRecord]) -> None:
         """Add the entries of a pod from before a restart of the agent."""
         for each in records:
-            self._entries[each.key] = each.entry
+            self._states[each.key] = _KeyState(each.entry, each.exit, each.wall_ahead, is_restored=True)
             self._keys.setdefault(uid, {})[each.key] = None
-            self._restored.add(each.key)
-            if each.exit is not None:
-                self._exits[each.key] = each.exit
-            if each.wall_ahead is not None:
-                self._wall_ahead[each.key] = each.wall_ahead
 
-    def _entry(self, key: BackoffKey, curve: Curve | None) -> BackoffEntry | None:
+    def _entry(self, state: _KeyState | None, curve: Curve | None) -> BackoffEntry | None:
         """Return the entry of a key. A restored one is limited to the current maximum of the settings."""
-        entry = self._entries.get(key)
-        if entry is None or key not in self._restored:
-            return entry
+        if state is None or not state.is_restored:
+            return None if state is None else state.entry
         # The settings may have changed while the agent was down.
-        return replace(entry, delay=min(entry.delay, (curve or self._curve).maximum))
+        return replace(state.entry, delay=min(state.entry.delay, (curve or self._curve).maximum))
 
-    def _put(self, key: BackoffKey, uid: PodUID, entry: BackoffEntry) -> None:
-        self._entries[key] = entry
-        self._keys.setdefault(uid, {})[key] = None
-        self._restored.discard(key)
+    def _put(self, key: BackoffKey, uid: PodUID, entry: BackoffEntry) -> _KeyState:
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = _KeyState(entry)
+            self._keys.setdefault(uid, {})[key] = None
+        state.entry, state.is_restored = entry, False
         self._changed[uid] = None
+        return state
+
+
+def _seen_exit(state: _KeyState | None, last: ContainerRecord, now: datetime, wall_ahead: timedelta) -> SeenExit | None:
+    """Return a container's exit with its steady time. None: the runtime has no exit time.
+
+    The time is computed only when the exit is first seen, because the wall clock may jump during the delay.
+    """
+    if last.finished_at is None:
+        return None
+    known = None if state is None else state.exit
+    if known is not None and (known.container_id, known.finished_at) == (last.id, last.finished_at):
+        return known
+    # If the wall clock was set back, the exit seems to be in the future.
+    at = min(last.finished_at - wall_ahead, now)
+    # If the clock jumped ahead while the agent was down, the exit seems older than its own start. While the agent runs,
+    # it sees exits in time, and the next rule covers a jump.
+    if state is not None and state.is_restored and at < state.entry.updated_at:
+        at = now
+    # If the clock jumped ahead after the start, the exit may have its time from before or after the jump. The earlier
+    # time would shorten the delay. Seed 387: the clock jumped 5530 s ahead, and the container restarted at once.
+    former_wall_ahead = wall_ahead if state is None or state.wall_ahead is None else state.wall_ahead
+    by_former_clock = last.finished_at - former_wall_ahead
+    if by_former_clock <= now:
+        at = max(at, by_former_clock)
+    return SeenExit(last.id, last.finished_at, at)
 
 
 def _restart_wait(pod: Pod, container_name: str, delay: timedelta, until: datetime) -> BackoffWait:
