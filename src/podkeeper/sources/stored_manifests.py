@@ -16,7 +16,6 @@ hashes, so that running pods are adopted and not replaced.
   source. A replaced or removed Secret is removed from the disk with the next sync.
 """
 
-import asyncio
 import hashlib
 import logging
 import os
@@ -28,6 +27,7 @@ import msgspec
 from podkeeper.model.errors import UNDECODABLE
 from podkeeper.model.k8s.core import ConfigMap, Pod, Secret
 from podkeeper.model.manifest import Document, Text
+from podkeeper.sources.journal_sync import JournalSync
 from podkeeper.sources.local_objects import LocalObject, key_of
 from podkeeper.sources.manifest_content import ManifestItem, pod_item
 from podkeeper.sources.manifest_paths import printable
@@ -70,7 +70,7 @@ class StoredManifests:
         self._keep_secrets = keep_secrets
         self._kept: dict[str, bytes] = {}  # by key: the last written checkpoint
         self._secret: set[str] = set()  # keys of checkpoints with Secrets
-        self._written = asyncio.Event()
+        self._sync = JournalSync(checkpoints.settle)
 
     def load(self) -> dict[str, tuple[ManifestItem, ...]]:
         """Return the objects from before the restart, in the order of locations. Later calls return nothing."""
@@ -115,22 +115,19 @@ class StoredManifests:
 
     async def run(self) -> None:
         """Sync the journal after each change, until cancelled."""
-        while True:
-            await self._written.wait()
-            self._written.clear()
-            await self._checkpoints.settle()
+        await self._sync.run()
 
     def _write(self, key: str, data: bytes) -> None:
         self._checkpoints.write(key, data)
         self._kept[key] = data  # after the write, so that a failed write is repeated
         self._purge_secrets(key)
-        self._written.set()
+        self._sync.request()
 
     def _drop(self, key: str) -> None:
         self._kept.pop(key, None)
         self._checkpoints.drop(key)
         self._purge_secrets(key)
-        self._written.set()
+        self._sync.request()
 
     def _purge_secrets(self, key: str) -> None:
         """Remove the Secrets of a replaced checkpoint from the disk, too."""

@@ -38,6 +38,7 @@ from podkeeper.ports.source import SendUpdate, Source
 from podkeeper.rules.merge import PodDifference, compare
 from podkeeper.rules.static.mirror import is_mirror_pod
 from podkeeper.rules.status.phase import is_terminal
+from podkeeper.sources.journal_sync import JournalSync
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class StoredPodsSource:
         self._timeout_seconds = timeout_seconds
         self._stored: dict[str, Pod] = {}  # the stored pods, by UID
         self._has_answered = False
-        self._written = asyncio.Event()
+        self._sync = JournalSync(checkpoints.settle)
         self._source = make_source(self._store)  # last, because the source may send an update at once
 
     @property
@@ -93,7 +94,7 @@ class StoredPodsSource:
         """Pass on the source's updates. Send the stored pods while the source does not answer."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send_stored_if_silent(emit))
-            group.create_task(self._sync_journal())
+            group.create_task(self._sync.run())
             await self._source.run(partial(self._send, emit))
 
     def _send(self, emit: SendUpdate, update: PodUpdate) -> None:
@@ -155,21 +156,13 @@ class StoredPodsSource:
                 self._checkpoints.write(uid, msgspec.json.encode(_without_managed_fields(pod)))
                 # After the write: if it fails, the pod is stored when it is listed again.
                 self._stored[uid] = pod
-                self._written.set()
+                self._sync.request()
 
     def _drop(self, uids: Iterable[str]) -> None:
         for uid in tuple(uids):
             del self._stored[uid]
             self._checkpoints.drop(uid)
-            self._written.set()
-
-    async def _sync_journal(self) -> None:
-        """Sync the journal after each change. If the disk fails, the next sync of the journal includes the changes."""
-        while True:
-            await self._written.wait()
-            # Clear before the sync, not after it, because a write during the sync needs another one.
-            self._written.clear()
-            await self._checkpoints.settle()
+            self._sync.request()
 
 
 def _must_store(stored: Pod, pod: Pod) -> bool:
