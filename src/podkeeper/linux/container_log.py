@@ -10,6 +10,7 @@ because a keeper needs only the writer.
 
 import os
 import time
+from contextlib import suppress
 from typing import Final
 
 MAX_PIECE_BYTES: Final = 16 * 1024
@@ -65,6 +66,19 @@ def _pieces(prefix: bytes, pieces: list[bytes]) -> bytes:
     return b"".join(prefix + piece + b"\n" for piece in pieces)
 
 
+def remove_old_logs(path: str) -> None:
+    """Remove the files with the name of a log, and those that were rotated. Raises OSError.
+
+    An earlier pod with the same UID left them. Static pods keep their UID.
+    """
+    directory, name = os.path.split(path)
+    if os.path.isdir(directory):
+        for old in os.listdir(directory):
+            if old == name or old.startswith(f"{name}."):
+                with suppress(FileNotFoundError):  # log rotation may remove files meanwhile
+                    os.unlink(os.path.join(directory, old))
+
+
 class ContainerLog:
     """One log file and the incomplete line of each stream. With an empty path, all output is dropped."""
 
@@ -76,11 +90,7 @@ class ContainerLog:
 
     def begin(self) -> None:
         """Create the file and remove the logs that an earlier pod with the same UID left. Raises OSError."""
-        directory, name = os.path.split(self.path)
-        if os.path.isdir(directory):
-            for old in os.listdir(directory):
-                if old == name or old.startswith(f"{name}."):
-                    os.unlink(os.path.join(directory, old))
+        remove_old_logs(self.path)
         self.open()
 
     def open(self) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from podkeeper.linux.container_log import remove_old_logs
 from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import HostAlias, Pod
 from podkeeper.model.runtime_calls import ContainerConfig
@@ -95,16 +96,9 @@ class PodFiles:
 
 
 def _prepare_log(log_path: str) -> None:
-    """Create the directory of a log, and remove old logs of that name, because runtimes append to them.
-
-    Old logs come from an earlier pod with the same UID. Static pods keep their UID.
-    """
-    directory, name = os.path.split(log_path)
-    os.makedirs(directory, mode=0o755, exist_ok=True)
-    for old in os.listdir(directory):
-        if old == name or old.startswith(f"{name}."):
-            with suppress(FileNotFoundError):
-                os.unlink(os.path.join(directory, old))
+    """Create the directory of a log, and remove old logs of that name, because runtimes append to them."""
+    os.makedirs(os.path.dirname(log_path), mode=0o755, exist_ok=True)
+    remove_old_logs(log_path)
 
 
 def pod_hosts_text(pod: Pod, ips: Sequence[str], cluster_domain: str) -> str:
