@@ -44,7 +44,6 @@ from podkeeper.volumes.kinds import PlanInputs, VolumePlan, payload_kind, payloa
 from podkeeper.volumes.manager import HostVolumes
 from podkeeper.volumes.memory import MemoryDirectories, shared_memory
 from podkeeper.volumes.nested import mount_points_in
-from podkeeper.volumes.objects import aggregated
 from podkeeper.volumes.paths import PodDirectory, checked
 from podkeeper.volumes.payload import Payload, Unavailable
 from podkeeper.volumes.projected import common_user
@@ -258,11 +257,6 @@ def test_different_contents_have_different_fingerprints() -> None:
     assert len({payload("configmap", each).fingerprint() for each in variants}) == len(variants)
     turned = payload("configmap", {"b": one, "a": one})
     assert turned.fingerprint() == payload("configmap", {"a": one, "b": one}).fingerprint()
-
-
-def test_equal_errors_are_reported_once() -> None:
-    a, b = ValueError("a"), ValueError("b")
-    assert [aggregated(each) for each in ([a], [a, a], [a, b, a])] == ["a", "a", "[a, b]"]
 
 
 # Volumes inside volumes.

@@ -11,8 +11,8 @@ from typing import Final
 from podkeeper.model.errors import NotConfigurable, TryLater
 from podkeeper.model.k8s.core import DownwardAPIVolumeFile
 from podkeeper.rules.container.downward import PodContext, field_value, resource_value
+from podkeeper.rules.joined import joined_messages
 from podkeeper.volumes.atomic_writer import Files, ProjectedFile
-from podkeeper.volumes.objects import aggregated
 
 KIND: Final = "downward-api"
 
@@ -29,7 +29,7 @@ def downward_files(items: Iterable[DownwardAPIVolumeFile] | None, surroundings: 
         path = posixpath.normpath(item.path) if item.path else ""
         files[path] = ProjectedFile(data, mode if item.mode is None else item.mode)
     if errors:
-        raise TryLater(aggregated(errors))
+        raise TryLater(joined_messages(map(str, errors)))
     return files
 
 

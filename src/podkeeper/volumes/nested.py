@@ -8,14 +8,12 @@ import posixpath
 from collections.abc import Iterator
 
 from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod
+from podkeeper.rules.container.of_pod import all_containers
 
 
 def mount_points_in(volume: str, pod: Pod) -> tuple[str, ...]:
     """Return the paths in a volume at which containers mount others. Omit paths below another one."""
-    spec = pod.spec
-    containers: list[Container | EphemeralContainer] = [*(spec.init_containers or ()), *spec.containers]
-    containers += spec.ephemeral_containers or ()
-    return tuple(dict.fromkeys(path for container in containers for path in _of_container(volume, container)))
+    return tuple(dict.fromkeys(path for container in all_containers(pod) for path in _of_container(volume, container)))
 
 
 def _of_container(volume: str, container: Container | EphemeralContainer) -> Iterator[str]:

@@ -54,12 +54,6 @@ def selected_files(
     return files
 
 
-def aggregated(errors: Iterable[Exception]) -> str:
-    """Join several errors in one text, in the format of Go's aggregate errors."""
-    texts = tuple(dict.fromkeys(map(str, errors)))
-    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-
-
 def _decoded(encoded: Mapping[str, str] | None, what: str) -> dict[str, bytes]:
     try:
         return {key: base64.b64decode(text) for key, text in (encoded or {}).items()}

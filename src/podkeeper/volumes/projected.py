@@ -10,8 +10,6 @@ from typing import Final
 
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import (
-    Container,
-    EphemeralContainer,
     Pod,
     PodSecurityContext,
     ProjectedVolumeSource,
@@ -21,10 +19,11 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.ports.api import ObjectReader, TokenProvider
 from podkeeper.rules.container.downward import PodContext
+from podkeeper.rules.container.of_pod import all_containers
+from podkeeper.rules.joined import joined_messages
 from podkeeper.volumes.atomic_writer import Files, ProjectedFile
 from podkeeper.volumes.config_map import config_map_files
 from podkeeper.volumes.downward_api import downward_files
-from podkeeper.volumes.objects import aggregated
 from podkeeper.volumes.payload import FILE_MODE, SECRET_MODE
 from podkeeper.volumes.secret import secret_files
 
@@ -48,7 +47,7 @@ async def projected_files(
         except TryLater as error:
             errors.append(error)
     if errors:
-        raise TryLater(aggregated(errors))
+        raise TryLater(joined_messages(map(str, errors)))
     return files
 
 
@@ -98,9 +97,7 @@ async def _token_file(
 def common_user(pod: Pod) -> int | None:
     """Return the user that all containers run as, or None if they differ or do not set one."""
     spec = pod.spec
-    containers: list[Container | EphemeralContainer] = [*(spec.init_containers or ()), *spec.containers]
-    containers += spec.ephemeral_containers or ()
-    users = {_user(container.security_context, spec.security_context) for container in containers}
+    users = {_user(container.security_context, spec.security_context) for container in all_containers(pod)}
     return users.pop() if len(users) == 1 else None
 
 

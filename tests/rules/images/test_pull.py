@@ -8,7 +8,6 @@ from podkeeper.rules.images.pull import (
     already_present_message,
     inspect_failure,
     invalid_name_failure,
-    joined_messages,
     never_pull_failure,
     policy_of,
     pull_failure,
@@ -107,11 +106,6 @@ def test_a_failed_pull(message: str, expected: StartFailure) -> None:
 
 def test_a_failed_pull_with_another_reason() -> None:
     assert pull_failure("a", "slow down", "ImagePullBackOff") == StartFailure("ImagePullBackOff", "slow down")
-
-
-def test_joined_messages_have_no_duplicates() -> None:
-    assert joined_messages(["x"]) == joined_messages(["x", "x"]) == "x"
-    assert joined_messages(["x", "y", "x"]) == "[x, y]"
 
 
 def test_event_messages() -> None:

@@ -6,6 +6,7 @@ Kubelet counterpart: pkg/security/apparmor.
 from typing import Final
 
 from podkeeper.model.k8s.core import AppArmorProfile, Container, EphemeralContainer, Pod
+from podkeeper.rules.container.of_pod import all_containers
 
 UNCONFINED: Final = "unconfined"
 RUNTIME_DEFAULT: Final = "runtime/default"
@@ -35,7 +36,7 @@ def apparmor_error(pod: Pod, *, enabled: bool) -> str | None:
         return None
     if not enabled:
         return "Cannot enforce AppArmor: AppArmor is not enabled on the host"
-    for container in _all_containers(pod):
+    for container in all_containers(pod):
         profile = apparmor_profile_of(pod, container)
         if profile is not None and profile.type == "Localhost" and not (profile.localhost_profile or "").strip():
             return f'Cannot enforce AppArmor: invalid empty AppArmor profile name of container "{container.name}"'
@@ -44,14 +45,9 @@ def apparmor_error(pod: Pod, *, enabled: bool) -> str | None:
 
 def _is_required(pod: Pod) -> bool:
     """Return whether a pod names any profile except unconfined, even one that no container uses."""
-    fields = (pod.spec.security_context, *(each.security_context for each in _all_containers(pod)))
+    fields = (pod.spec.security_context, *(each.security_context for each in all_containers(pod)))
     profiles = (None if each is None else each.app_armor_profile for each in fields)
     if any(profile is not None and profile.type != "Unconfined" for profile in profiles):
         return True
     annotations = (text for key, text in (pod.metadata.annotations or {}).items() if key.startswith(_ANNOTATION))
     return any(text != UNCONFINED for text in annotations)
-
-
-def _all_containers(pod: Pod) -> tuple[Container | EphemeralContainer, ...]:
-    spec = pod.spec
-    return (*(spec.init_containers or ()), *spec.containers, *(spec.ephemeral_containers or ()))

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from podkeeper.model.k8s.core import Container, EphemeralContainer, Pod, VolumeProjection
+from podkeeper.model.k8s.core import Pod, VolumeProjection
 from podkeeper.rules.container.environment import ObjectKind, env_references_of
+from podkeeper.rules.container.of_pod import all_containers
 
 CONFIG_MAP: Final = "ConfigMap"
 SECRET: Final = "Secret"
@@ -42,9 +43,7 @@ def _all(pod: Pod) -> Iterator[NeededObject]:
     spec, namespace = pod.spec, pod.metadata.namespace or ""
     for secret in spec.image_pull_secrets or ():
         yield NeededObject(SECRET, namespace, secret.name or "")
-    containers: list[Container | EphemeralContainer] = [*(spec.init_containers or ()), *spec.containers]
-    containers += spec.ephemeral_containers or ()
-    for container in containers:
+    for container in all_containers(pod):
         for reference in env_references_of(container):
             kind = CONFIG_MAP if reference.kind is ObjectKind.CONFIG_MAP else SECRET
             yield NeededObject(kind, namespace, reference.name)

@@ -8,12 +8,12 @@ container's status. `rules.backoff.table` decides the delay between pulls.
 Kubelet counterpart: pkg/kubelet/images/image_manager.go.
 """
 
-from collections.abc import Sequence
 from enum import Enum, StrEnum
 from typing import Final
 
 from podkeeper.model.durations import format_duration
 from podkeeper.rules.images.reference import parse_image, pull_policy_for
+from podkeeper.rules.joined import joined_messages as joined_messages
 from podkeeper.rules.status.containers import StartFailure
 
 INVALID_IMAGE_NAME: Final = "InvalidImageName"
@@ -92,12 +92,6 @@ def pull_failure(image: str, message: str, reason: str = IMAGE_PULL_ERROR) -> St
             rest = message.removeprefix(cause)
             return StartFailure(cause, f"image pull failed for {image} because {words}{rest}")
     return StartFailure(reason, message)
-
-
-def joined_messages(messages: Sequence[str]) -> str:
-    """Join the messages of several attempts, without duplicates."""
-    unique = list(dict.fromkeys(messages))
-    return unique[0] if len(unique) == 1 else f"[{', '.join(unique)}]"
 
 
 def already_present_message(image: str) -> str:

@@ -21,6 +21,7 @@ from podkeeper.model.k8s.core import (
 )
 from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.rules.admission.apparmor import LOCALHOST, RUNTIME_DEFAULT, UNCONFINED, apparmor_profile_of
+from podkeeper.rules.container.of_pod import all_containers
 from podkeeper.runtimes.cri.requests.node import IdRange, NodeFacts
 from podkeeper.runtimes.cri.requests.users import users_of
 from podkeeper.runtimes.cri.schema import cri
@@ -45,7 +46,7 @@ def sandbox_security(pod: Pod, node: NodeFacts, users: IdRange | None) -> cri.Li
         run_as_group=_number(shared.run_as_group),
         supplemental_groups=_groups(shared),
         supplemental_groups_policy=_groups_policy(shared, node),
-        privileged=any(_is_privileged(each) for each in _all_containers(pod)),
+        privileged=any(_is_privileged(each) for each in all_containers(pod)),
         seccomp=cri.SecurityProfile(profile_type=cri.SecurityProfile.RuntimeDefault),
     )
 
@@ -136,11 +137,6 @@ def _capabilities(own: SecurityContext) -> cri.Capability | None:
 
 def _is_privileged(container: Container | EphemeralContainer) -> bool:
     return container.security_context is not None and bool(container.security_context.privileged)
-
-
-def _all_containers(pod: Pod) -> tuple[Container | EphemeralContainer, ...]:
-    spec = pod.spec
-    return (*(spec.init_containers or ()), *spec.containers, *(spec.ephemeral_containers or ()))
 
 
 # ---- profiles ----
