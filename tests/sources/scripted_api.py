@@ -88,7 +88,7 @@ class Consumer:
     pods: dict[str, str] = field(default_factory=dict)
     updates: list[str] = field(default_factory=list)  # `ADD web@11`
 
-    def emit(self, update: PodUpdate) -> None:
+    def send(self, update: PodUpdate) -> None:
         if update.source != "api":
             raise violation(f"the source is called {update.source}")
         if not self.updates and update.op is not Op.SET:

@@ -36,7 +36,7 @@ class Receiver:
         self.updates: list[PodUpdate] = []
         self.reports: list[tuple[str, tuple[Problem, ...]]] = []
 
-    def emit(self, update: PodUpdate) -> None:
+    def send(self, update: PodUpdate) -> None:
         if update.op is not Op.SET:
             raise violation(f"a static source sends only SETs, not {update}")
         self.updates.append(update)
@@ -99,6 +99,6 @@ async def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "it
 async def running(source: Source, receiver: Receiver) -> AsyncIterator[None]:
     """Run a source during the block. If the source fails, the block fails."""
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(source.run(receiver.emit))
+        task = group.create_task(source.run(receiver.send))
         yield
         task.cancel()

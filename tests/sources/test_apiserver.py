@@ -33,7 +33,7 @@ def play(
     lists: Sequence[Listed[Pod] | Exception | float],
     *streams: Sequence[Step],
     seconds: float = 60,
-    emit: SendUpdate | None = None,
+    send: SendUpdate | None = None,
 ) -> tuple[list[str], ScriptedApi, list[str]]:
     """Run a source on a script for some time. Return its updates, the API with its requests, and the messages."""
     consumer, messages, api = Consumer(), list[str](), ScriptedApi(lists, streams)
@@ -43,7 +43,7 @@ def play(
         assert source.name == "api"
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
-                await source.run(emit or consumer.emit)
+                await source.run(send or consumer.send)
 
     simulate(scenario())
     return consumer.updates, api, messages
@@ -304,7 +304,7 @@ def test_pauses_differ_from_node_to_node() -> None:
         source = ApiSource(api=api, node_name="n1", clock=VirtualClock(seed=seed))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(100):
-                await source.run(Consumer().emit)
+                await source.run(Consumer().send)
         return [at for at, _ in api.requests]
 
     assert simulate(pauses(1))[0] != simulate(pauses(2))[0]
@@ -336,7 +336,7 @@ def test_streams_are_closed() -> None:
         source = ApiSource(api=Api([listed(10)], []), node_name="n1", clock=VirtualClock())
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(700):
-                await source.run(Consumer().emit)
+                await source.run(Consumer().send)
 
     simulate(scenario())
     assert stream.closed == 3  # two silent streams and the last one
@@ -349,13 +349,13 @@ def test_streams_are_closed() -> None:
 def test_after_a_refused_update_other_updates_and_then_a_list_are_sent(error: Exception) -> None:
     words: list[str] = []
 
-    def emit(update: PodUpdate) -> None:
+    def send(update: PodUpdate) -> None:
         words.append(update.op + "".join(f" {pod.metadata.name}" for pod in update.pods))
         if words == ["SET", "ADD bad"]:
             raise error
 
     stream = [event("ADDED", "bad", 11), event("ADDED", "good", 12), *QUIET]
-    play([listed(10), listed(12, pod("bad", version=11), pod("good", version=12))], stream, QUIET, emit=emit)
+    play([listed(10), listed(12, pod("bad", version=11), pod("good", version=12))], stream, QUIET, send=send)
     assert words == ["SET", "ADD bad", "ADD good", "SET bad good"]
 
 
@@ -367,7 +367,7 @@ def test_a_second_run_starts_with_a_set() -> None:
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(10):
-                    await source.run(consumer.emit)
+                    await source.run(consumer.send)
         return consumer.updates
 
     assert simulate(scenario())[0] == ["SET a@3", "SET a@3"]
@@ -380,7 +380,7 @@ def test_a_failing_message_callback_is_ignored() -> None:
         source = ApiSource(api=api, node_name="n1", clock=VirtualClock(), on_message=broken.__getitem__)  # type: ignore[arg-type]  # raises
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(60):
-                await source.run(consumer.emit)
+                await source.run(consumer.send)
         return consumer.updates
 
     assert simulate(scenario())[0] == ["SET", "ADD a@11"]
@@ -398,7 +398,7 @@ def test_other_tasks_run_during_a_burst_of_events() -> None:
         consumer = Consumer()
         source = ApiSource(api=ScriptedApi([listed(10)], [[*stream, *QUIET]]), node_name="n1", clock=VirtualClock())
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(source.run(consumer.emit))
+            running = group.create_task(source.run(consumer.send))
             turns = 0
             while len(consumer.updates) < 2001:
                 await asyncio.sleep(0)

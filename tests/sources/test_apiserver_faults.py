@@ -86,15 +86,15 @@ def test_after_the_faults_the_updates_match_the_api(
         api, consumer = FaultyApi(list_faults, watch_faults, bookmarks=bookmarks), Consumer()
         deleted: set[str] = set()  # UIDs that the API has deleted
 
-        def emit(update: PodUpdate) -> None:
+        def send(update: PodUpdate) -> None:
             before = set(consumer.pods)
-            consumer.emit(update)
+            consumer.send(update)
             if gone := before - set(consumer.pods) - deleted:
                 raise violation(f"only pods that the API deleted may go: {gone}")
 
         source = ApiSource(api=api, node_name="n1", clock=VirtualClock(seed=seed))
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(source.run(emit))
+            running = group.create_task(source.run(send))
             for kind, name, pause in changes:
                 if kind == "delete" and name in api.pods:
                     deleted.add(api.pods[name].metadata.uid or "")

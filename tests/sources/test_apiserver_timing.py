@@ -42,7 +42,7 @@ def timeline(
             source = ApiSource(api=api, node_name="n1", clock=clock, on_message=messages.append, timing=timing)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
-                await source.run(Consumer().emit)
+                await source.run(Consumer().send)
 
     simulate(scenario())
     return api.requests, messages
@@ -185,7 +185,7 @@ def test_a_refused_change_leads_to_a_list_after_30_seconds_and_not_later_than_du
     async def scenario(relist: float) -> list[tuple[float, str]]:
         api = ScriptedApi([listed(10)], [[5.0, event("ADDED", "a", 11), *QUIET], QUIET])
 
-        def emit(update: PodUpdate) -> None:
+        def send(update: PodUpdate) -> None:
             if update.op is Op.ADD:
                 raise BadInput(Problem("cannot merge that"))
 
@@ -193,7 +193,7 @@ def test_a_refused_change_leads_to_a_list_after_30_seconds_and_not_later_than_du
         source = ApiSource(api=api, node_name="n1", clock=FixedJitterClock(), timing=timing)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(39):
-                await source.run(emit)
+                await source.run(send)
         return api.requests
 
     # The list is older than the event, so the watch continues.
@@ -210,7 +210,7 @@ def test_a_burst_yields_after_every_64_events() -> None:
         api = ScriptedApi([listed(10)], [[*stream, *QUIET]])
         source = ApiSource(api=api, node_name="n1", clock=FixedJitterClock())
         seen: list[int] = []
-        running = asyncio.ensure_future(source.run(consumer.emit))
+        running = asyncio.ensure_future(source.run(consumer.send))
         while not seen or seen[-1] < 300:
             await asyncio.sleep(0)
             seen.append(len(consumer.updates) - 1)
@@ -253,8 +253,8 @@ class Checkpoints:
         self.calls.append(f"store {update.op}")
         self._maybe_fail("store")
 
-    def emit(self, update: PodUpdate) -> None:
-        self.calls.append(f"emit {update.op}")
+    def send(self, update: PodUpdate) -> None:
+        self.calls.append(f"send {update.op}")
 
     def _maybe_fail(self, call: str) -> None:
         if self.refuses == call:
@@ -274,7 +274,7 @@ def calls_of(
         )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
-                await source.run(checkpoints.emit)
+                await source.run(checkpoints.send)
 
     simulate(scenario())
     return checkpoints.calls
@@ -296,35 +296,35 @@ def test_the_end_of_a_pod_is_sent_after_the_pod_and_the_position_are_durable() -
     ]
     assert calls_of(Checkpoints(), [listed(10, pod("a", version=3))], stream) == [
         "take api",
-        *("store SET", "write api 10", "settle api", "emit SET"),
-        *("store UPDATE", "write api 11", "emit UPDATE"),
-        *("store UPDATE", "write api 12", "settle api", "emit UPDATE"),
-        *("store UPDATE", "write api 13", "settle api", "emit UPDATE"),
-        *("store UPDATE", "write api 14", "settle api", "emit UPDATE"),
-        *("store UPDATE", "write api 15", "emit UPDATE"),
-        *("store REMOVE", "write api 16", "settle api", "emit REMOVE"),
+        *("store SET", "write api 10", "settle api", "send SET"),
+        *("store UPDATE", "write api 11", "send UPDATE"),
+        *("store UPDATE", "write api 12", "settle api", "send UPDATE"),
+        *("store UPDATE", "write api 13", "settle api", "send UPDATE"),
+        *("store UPDATE", "write api 14", "settle api", "send UPDATE"),
+        *("store UPDATE", "write api 15", "send UPDATE"),
+        *("store REMOVE", "write api 16", "settle api", "send REMOVE"),
     ]
 
 
 def test_the_version_from_before_a_restart_is_used() -> None:
     assert calls_of(Checkpoints(b"15"), [listed(14), listed(15)], QUIET) == [
-        "take api", "store SET", "write api 15", "settle api", "emit SET",
+        "take api", "store SET", "write api 15", "settle api", "send SET",
     ]  # fmt: skip
-    assert calls_of(Checkpoints(b"\xff"), [listed(14)], QUIET)[2:] == ["write api 14", "settle api", "emit SET"]
+    assert calls_of(Checkpoints(b"\xff"), [listed(14)], QUIET)[2:] == ["write api 14", "settle api", "send SET"]
 
 
 def test_a_change_is_sent_even_if_it_cannot_be_stored() -> None:
     checkpoints = Checkpoints()
     checkpoints.refuses = "write"
     calls = calls_of(checkpoints, [listed(10)], QUIET, seconds=0.5)
-    assert calls == ["take api", "store SET", "write api 10", "emit SET"]
+    assert calls == ["take api", "store SET", "write api 10", "send SET"]
 
 
 def test_the_position_is_not_stored_if_the_pods_cannot_be_stored() -> None:
     checkpoints = Checkpoints()
     checkpoints.refuses = "store"
     calls = calls_of(checkpoints, [listed(10)], QUIET, seconds=0.5)
-    assert calls == ["take api", "store SET", "emit SET"]
+    assert calls == ["take api", "store SET", "send SET"]
 
 
 # The state of the reflector.

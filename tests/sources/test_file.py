@@ -492,14 +492,14 @@ def test_a_refused_update_is_sent_again(tmp_path: Path) -> None:
     receiver = Receiver()
     failures: list[Exception] = [BadInput(Problem("cannot take it")), RuntimeError("a bug")]
 
-    def emit(update: PodUpdate) -> None:
+    def send(update: PodUpdate) -> None:
         if failures:
             raise failures.pop()
-        receiver.emit(update)
+        receiver.send(update)
 
     async def scenario() -> None:
         source = FileSource([tmp_path], "n1", SystemClock(), period_seconds=0.02)
-        task = asyncio.create_task(source.run(emit))
+        task = asyncio.create_task(source.run(send))
         await receiver.receives("web")
         task.cancel()
         await asyncio.wait([task])
@@ -591,12 +591,12 @@ def test_config_maps_and_secrets_are_stored_before_the_pods_are_sent(tmp_path: P
         receiver = Receiver()
         source = FileSource([tmp_path], "n1", SystemClock(), objects=objects)
 
-        def emit(update: PodUpdate) -> None:
+        def send(update: PodUpdate) -> None:
             order.append("pods")
-            receiver.emit(update)
+            receiver.send(update)
 
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(source.run(emit))
+            task = group.create_task(source.run(send))
             await receiver.receives("web")
             assert order == ["ConfigMap default/settings", "Secret prod/s", "pods"]
             assert source.problems() == ()

@@ -205,7 +205,7 @@ def test_a_refused_update_is_sent_again_although_the_body_has_not_changed() -> N
         refusals = [TryLater("the loop is not ready"), RuntimeError("a bug")]
         updates: list[PodUpdate] = []
 
-        def emit(update: PodUpdate) -> None:
+        def send(update: PodUpdate) -> None:
             if refusals:
                 raise refusals.pop()
             updates.append(update)
@@ -213,7 +213,7 @@ def test_a_refused_update_is_sent_again_although_the_body_has_not_changed() -> N
         async with serving(server.answer) as url:
             source = HttpSource(url, "n1", SystemClock(), period_seconds=0.02)
             async with asyncio.TaskGroup() as group:
-                running_source = group.create_task(source.run(emit))
+                running_source = group.create_task(source.run(send))
                 await until(lambda: bool(updates))
                 await server.has_another_request()
                 running_source.cancel()

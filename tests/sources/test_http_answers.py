@@ -146,10 +146,10 @@ def test_updates_come_from_the_source_http() -> None:
         asyncio.get_running_loop().set_default_executor(InlineExecutor())
         fetcher = ScriptedFetcher(FetchedBody(WEB, ""))
 
-        def emit(update: PodUpdate) -> None:
+        def send(update: PodUpdate) -> None:
             sources.append(update.source)
 
-        running_source = asyncio.ensure_future(HttpSource(URL, "n1", FixedJitterClock(), fetcher=fetcher).run(emit))
+        running_source = asyncio.ensure_future(HttpSource(URL, "n1", FixedJitterClock(), fetcher=fetcher).run(send))
         await fetcher.finished.wait()
         running_source.cancel()
         await asyncio.wait([running_source])

@@ -44,9 +44,9 @@ class AgentRun:
         names = " ".join((pod.metadata.name or "").removesuffix("-n1") for pod in update.pods)
         self.received.append(f"{update.op} {names}".rstrip())
 
-    def take(self, *locations: dict[str, LocationContent], complete: bool = True) -> None:
+    def publish(self, *locations: dict[str, LocationContent], complete: bool = True) -> None:
         everything = {location: what for each in locations for location, what in each.items()}
-        self.publisher.take(everything, {}, self.receive, complete=complete)
+        self.publisher.publish(everything, {}, self.receive, complete=complete)
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def agent_run(journal: FakeJournal) -> AsyncIterator[AgentRun]:
 async def journal_after_run_with(*locations: dict[str, LocationContent]) -> FakeJournal:
     journal = FakeJournal()
     async with agent_run(journal) as first:
-        first.take(*locations)
+        first.publish(*locations)
         await asyncio.sleep(1)
     return journal
 
@@ -77,7 +77,7 @@ def test_stored_pods_are_added_after_the_timeout_of_the_source() -> None:
             assert it.received == []
             await asyncio.sleep(LATER)
             assert it.received == ["ADD web"]
-            it.take(found(A, pod_text("web")))
+            it.publish(found(A, pod_text("web")))
             assert it.received == ["ADD web", "SET web"]
 
     simulate(scenario())
@@ -88,7 +88,7 @@ def test_stored_pods_are_not_sent_if_the_source_reads_in_time() -> None:
         journal = await journal_after_run_with(found(A, pod_text("web")), found(B, pod_text("gone")))
         async with agent_run(journal) as it:
             await asyncio.sleep(SOON)
-            it.take(found(A, pod_text("web")))
+            it.publish(found(A, pod_text("web")))
             await asyncio.sleep(LATER)
             assert it.received == ["SET web"]
         async with agent_run(journal) as third:
@@ -102,7 +102,7 @@ def test_a_readable_empty_source_removes_all_pods() -> None:
     async def scenario() -> None:
         journal = await journal_after_run_with(found(A, pod_text("web")))
         async with agent_run(journal) as it:
-            it.take()
+            it.publish()
             await asyncio.sleep(LATER)
             assert it.received == ["SET"]
         assert journal.load() == {}
@@ -114,10 +114,10 @@ def test_an_invalid_location_keeps_its_pods_and_does_not_affect_the_others() -> 
     async def scenario() -> None:
         journal = await journal_after_run_with(found(A, pod_text("web")), found(B, pod_text("old")))
         async with agent_run(journal) as it:
-            it.take(unusable(A), found(B, pod_text("new")))
+            it.publish(unusable(A), found(B, pod_text("new")))
             assert it.received == ["SET web new"]
         async with agent_run(journal) as third:
-            third.take(unusable(A), unusable(B))
+            third.publish(unusable(A), unusable(B))
             assert third.received == ["SET web new"]
 
     simulate(scenario())
@@ -127,11 +127,11 @@ def test_until_all_locations_are_listed_updates_are_add_and_remove() -> None:
     async def scenario() -> None:
         journal = await journal_after_run_with(found(A, pod_text("web")))
         async with agent_run(journal) as it:
-            it.take(unusable(A), complete=False)
-            it.take(unusable(A), found(B, pod_text("new")), complete=False)
-            it.take(unusable(A), complete=False)
+            it.publish(unusable(A), complete=False)
+            it.publish(unusable(A), found(B, pod_text("new")), complete=False)
+            it.publish(unusable(A), complete=False)
             await asyncio.sleep(LATER)
-            it.take(found(A, pod_text("web")))
+            it.publish(found(A, pod_text("web")))
             assert it.received == ["ADD web", "ADD web new", "REMOVE new", "ADD web", "SET web"]
 
     simulate(scenario())
@@ -140,10 +140,10 @@ def test_until_all_locations_are_listed_updates_are_add_and_remove() -> None:
 def test_a_source_without_pods_is_not_ready_until_all_locations_are_listed() -> None:
     async def scenario() -> None:
         async with agent_run(FakeJournal()) as it:
-            it.take(complete=False)
+            it.publish(complete=False)
             await asyncio.sleep(LATER)
             assert it.received == []
-            it.take()
+            it.publish()
             assert it.received == ["SET"]
 
     simulate(scenario())
@@ -162,9 +162,9 @@ def test_stored_objects_are_in_the_store_before_their_pods_are_sent() -> None:
                 )
                 receive(update)
 
-            it.take(unusable(A))
+            it.publish(unusable(A))
             it.publisher.begin()
-            it.publisher.take(unusable(A), {}, receive_and_check)
+            it.publisher.publish(unusable(A), {}, receive_and_check)
             assert seen == ["one"]
             assert it.received == ["SET web", "SET web"]
 
@@ -182,7 +182,7 @@ def test_a_refused_update_is_sent_again() -> None:
 
         async with agent_run(FakeJournal()) as it:
             for _ in range(3):
-                it.publisher.take(found(A, pod_text("web")), {}, refuse_once)
+                it.publisher.publish(found(A, pod_text("web")), {}, refuse_once)
         return updates
 
     assert simulate(scenario())[0] == [Op.SET, Op.SET]

@@ -76,19 +76,19 @@ class Locations:
         self._harness = harness
         self._publisher = publisher
 
-    async def run(self, emit: SendUpdate) -> None:
+    async def run(self, send: SendUpdate) -> None:
         self._publisher.begin()
-        self._harness.read = partial(self.read, emit)
+        self._harness.read = partial(self.read, send)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._publisher.run(emit))
+            group.create_task(self._publisher.run(send))
             while True:
-                self.read(emit)
+                self.read(send)
                 await asyncio.sleep(PERIOD_SECONDS)
 
-    def read(self, emit: SendUpdate) -> None:
+    def read(self, send: SendUpdate) -> None:
         with suppress(UnexpectedError):  # the sources log it and retry
             if self._harness.is_readable:
-                self._publisher.take(self._harness.locations, {}, emit, complete=self._harness.is_complete)
+                self._publisher.publish(self._harness.locations, {}, send, complete=self._harness.is_complete)
 
 
 @asynccontextmanager

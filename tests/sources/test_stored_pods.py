@@ -31,15 +31,15 @@ class Script:
 
     def __init__(self, store: StoreUpdate) -> None:
         self.store = store
-        self.emit: SendUpdate = lambda update: None
+        self.forward: SendUpdate = lambda update: None
 
-    async def run(self, emit: SendUpdate) -> None:
-        self.emit = emit
+    async def run(self, send: SendUpdate) -> None:
+        self.forward = send
         await asyncio.Event().wait()
 
     def send(self, op: Op, *pods: Pod) -> None:
         self.store(PodUpdate(op, pods, self.name))
-        self.emit(PodUpdate(op, pods, self.name))
+        self.forward(PodUpdate(op, pods, self.name))
 
 
 class CountingJournal(FakeJournal):
@@ -189,7 +189,7 @@ def test_no_stored_pods_are_added_after_an_update_that_was_not_stored() -> None:
 
     async def then(run: AgentRun) -> None:
         await asyncio.sleep(SOON)
-        run.script.emit(PodUpdate(Op.SET, (JOB,), "api"))
+        run.script.forward(PodUpdate(Op.SET, (JOB,), "api"))
         await asyncio.sleep(LATER)
         assert run.received == [(Op.SET, ("job",))]
         run.script.send(Op.SET, JOB)
@@ -205,7 +205,7 @@ def test_no_stored_pods_are_added_while_a_stored_update_waits_to_be_sent() -> No
         run.script.store(PodUpdate(Op.SET, (JOB,), "api"))
         await asyncio.sleep(LATER)  # the writes are not durable yet
         assert run.received == []
-        run.script.emit(PodUpdate(Op.SET, (JOB,), "api"))
+        run.script.forward(PodUpdate(Op.SET, (JOB,), "api"))
 
     assert _second_run(then).received == [(Op.SET, ("job",))]
 

@@ -31,20 +31,20 @@ class Cluster:
         self.pods = {name: pod(name) for name in ("stays", "goes")}
         self.is_up = True
         self._remember: StoreUpdate = lambda update: None
-        self._tell: SendUpdate | None = None
+        self._deliver: SendUpdate | None = None
 
     def stored_by(self, store: StoreUpdate) -> "Cluster":
         self._remember = store
         return self
 
-    async def run(self, emit: SendUpdate) -> None:
-        self._tell, listed = None, False
+    async def run(self, send: SendUpdate) -> None:
+        self._deliver, listed = None, False
         while True:
             if self.is_up and not listed:
-                listed = self._sent(PodUpdate(Op.SET, tuple(self.pods.values()), self.name), emit)
-            self._tell = emit if listed else None
+                listed = self._sent(PodUpdate(Op.SET, tuple(self.pods.values()), self.name), send)
+            self._deliver = send if listed else None
             await asyncio.sleep(RELIST_SECONDS)
-            listed = listed and self._tell is not None
+            listed = listed and self._deliver is not None
 
     def put(self, made: Pod) -> None:
         self.pods[made.metadata.name or ""] = made
@@ -55,13 +55,17 @@ class Cluster:
             self._send(Op.REMOVE, gone)
 
     def _send(self, op: Op, changed: Pod) -> None:
-        if self.is_up and self._tell is not None and not self._sent(PodUpdate(op, (changed,), self.name), self._tell):
-            self._tell = None
+        if (
+            self.is_up
+            and self._deliver is not None
+            and not self._sent(PodUpdate(op, (changed,), self.name), self._deliver)
+        ):
+            self._deliver = None
 
-    def _sent(self, update: PodUpdate, emit: SendUpdate) -> bool:
+    def _sent(self, update: PodUpdate, send: SendUpdate) -> bool:
         try:
             self._remember(update)
-            emit(update)
+            send(update)
         except UnexpectedError:
             return False
         return True

@@ -215,27 +215,27 @@ class ApiSource:
     def name(self) -> str:
         return API_SOURCE
 
-    async def run(self, emit: SendUpdate) -> None:
+    async def run(self, send: SendUpdate) -> None:
         """List and watch until cancelled. Errors of the API and of the receiver do not end it."""
         self._must_list = True  # a second run must start with a SET, too
         while True:
-            pause = await self._try(emit)
+            pause = await self._try(send)
             if pause > 0:
                 await asyncio.sleep(pause)
 
-    async def _try(self, emit: SendUpdate) -> float:
+    async def _try(self, send: SendUpdate) -> float:
         """List or watch, whichever is due. Returns the pause before the next try."""
         try:
             if self._must_list or self._clock.monotonic() >= self._list_due:
-                failure = await self._list(emit)
+                failure = await self._list(send)
                 return 0.0 if failure is None else self._without_list(failure)
-            return await self._watch_once(emit)
+            return await self._watch_once(send)
         except Exception:
             log.exception("unexpected error while watching pods, will list again")
             self._must_list = True
             return self._backoff("unexpected error while watching pods")
 
-    async def _list(self, emit: SendUpdate) -> str | None:
+    async def _list(self, send: SendUpdate) -> str | None:
         """List the pods and send them. Returns the error, if any."""
         try:
             async with asyncio.timeout(self._timing.list_deadline):
@@ -255,7 +255,7 @@ class ApiSource:
         self._list_due = self._clock.monotonic() + self._timing.relist * (1 - self._clock.fraction() / 2)
         self._stale_lists = self._fruitless = 0
         self._report(f"listed {len(update.pods)} pods at version {listed.resource_version}")
-        await self._store_and_send(update, emit)
+        await self._store_and_send(update, send)
         return None
 
     def _without_list(self, failure: str) -> float:
@@ -281,18 +281,18 @@ class ApiSource:
         )
         return True
 
-    async def _watch_once(self, emit: SendUpdate) -> float:
+    async def _watch_once(self, send: SendUpdate) -> float:
         """Watch until the stream ends. Returns the pause before the next try."""
         begun, position = self._clock.monotonic(), self._state.position
-        end = await self._watch(emit)
+        end = await self._watch(send)
         return self._after_watch(end, self._clock.monotonic() - begun, self._state.position != position)
 
-    async def _watch(self, emit: SendUpdate) -> _WatchEnd:
+    async def _watch(self, send: SendUpdate) -> _WatchEnd:
         """Watch until the stream ends. Returns how it ended."""
         try:
             stream = self._api.watch(Pod, self._state.position, field_selector=self._selector)
             try:
-                await self._follow(stream, emit)
+                await self._follow(stream, send)
             finally:
                 await _close(stream)
         except Gone:
@@ -304,13 +304,13 @@ class ApiSource:
             return _WatchEnd.LIST_DUE if self._clock.monotonic() >= self._list_due else _WatchEnd.SILENT
         return _WatchEnd.CLOSED
 
-    async def _follow(self, stream: AsyncIterator[ObjectEvent[Pod]], emit: SendUpdate) -> None:
+    async def _follow(self, stream: AsyncIterator[ObjectEvent[Pod]], send: SendUpdate) -> None:
         """Process the events of a stream until it ends or times out."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout_at(self._deadline(loop)) as deadline:
             taken = 0
             async for event in stream:
-                await self._take(event, emit)
+                await self._take(event, send)
                 # After the event was handled: waiting for the journal is not a silence of the stream.
                 deadline.reschedule(self._deadline(loop))
                 taken += 1
@@ -320,13 +320,13 @@ class ApiSource:
     def _deadline(self, loop: asyncio.AbstractEventLoop) -> float:
         return min(loop.time() + self._timing.silence, self._list_due)
 
-    async def _take(self, event: ObjectEvent[Pod], emit: SendUpdate) -> None:
+    async def _take(self, event: ObjectEvent[Pod], send: SendUpdate) -> None:
         if event.type is not WatchType.BOOKMARK and not is_usable(event.object):
             self._report_unusable(event.object)
         if (update := self._state.take_event(event)) is not None:
-            await self._store_and_send(update, emit)
+            await self._store_and_send(update, send)
 
-    async def _store_and_send(self, update: PodUpdate, emit: SendUpdate) -> None:
+    async def _store_and_send(self, update: PodUpdate, send: SendUpdate) -> None:
         """Store the pods, then the position, then send. If the update ends a pod, wait until both are durable."""
         try:
             # The pods first. If the position became durable first, a crash could leave a position after a deletion and
@@ -338,12 +338,12 @@ class ApiSource:
                     # Only for the end of a pod, because each wait for the disk delays all later events of the watch.
                     await self._checkpoints.settle(API_SOURCE)
         finally:  # send in any case, because `_state` already contains the update
-            self._send(update, emit)
+            self._send(update, send)
 
-    def _send(self, update: PodUpdate, emit: SendUpdate) -> None:
+    def _send(self, update: PodUpdate, send: SendUpdate) -> None:
         """Send an update. If the receiver fails, list again soon, which sends the pods again."""
         try:
-            emit(update)
+            send(update)
             return
         except AgentError as error:
             log.error("the agent rejected %s of %d pods from the API: %s", update.op, len(update.pods), error)

@@ -81,39 +81,39 @@ class FileSource:
         """Return the current problems of the files."""
         return self._publisher.problems()
 
-    async def run(self, emit: SendUpdate) -> None:
+    async def run(self, send: SendUpdate) -> None:
         """Send the pods of all files, now and after each change, until cancelled."""
         self._publisher.begin(lambda location: owner_of(location, self._paths) is not None)
         scanner = ManifestScanner(self._paths, self._reader, self._publisher.locations(), self._open_watch)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._publisher.run(emit))
+                group.create_task(self._publisher.run(send))
                 while True:
-                    pause = await self._scan(scanner, emit)
+                    pause = await self._scan(scanner, send)
                     await asyncio.sleep(min(_MIN_SCAN_SECONDS, pause))
                     await self._wait_for_change(scanner.watch, pause)
         finally:
             scanner.close()
 
-    async def _scan(self, scanner: ManifestScanner, emit: SendUpdate) -> float:
+    async def _scan(self, scanner: ManifestScanner, send: SendUpdate) -> float:
         """Inspect all files and send changes. Returns the time until the next scan if no event comes before."""
         try:
             # Both clocks: file times are wall times, pauses are not.
             wall_ns = int(self._clock.now().timestamp() * 1e9)
             scan = await asyncio.to_thread(scanner.scan, wall_ns, self._clock.monotonic())
-            self._take(scan, emit)
+            self._take(scan, send)
         except Exception:
             log.exception("unexpected error while inspecting the manifests, will retry")
             return self._period_seconds
         return self._period_seconds if scan.rescan_seconds is None else min(scan.rescan_seconds, self._period_seconds)
 
-    def _take(self, scan: ManifestScan, emit: SendUpdate) -> None:
+    def _take(self, scan: ManifestScan, send: SendUpdate) -> None:
         if scan.watch_error != self._watch_error:
             self._watch_error = scan.watch_error
             if scan.watch_error is not None:
                 log.warning("%s; polling every %g s instead", scan.watch_error, self._period_seconds)
         found = {path: LocationContent(file.content, file.version) for path, file in scan.files.items()}
-        self._publisher.take(found, scan.problems, emit, complete=scan.complete)
+        self._publisher.publish(found, scan.problems, send, complete=scan.complete)
 
     async def _wait_for_change(self, watch: ManifestWatch | None, seconds: float) -> None:
         """Wait for an event of the watch, but not longer than this."""

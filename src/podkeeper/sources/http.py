@@ -83,23 +83,23 @@ class HttpSource:
         """Return the current problems of the URL and its manifests."""
         return self._publisher.problems()
 
-    async def run(self, emit: SendUpdate) -> None:
+    async def run(self, send: SendUpdate) -> None:
         """Send the pods of the URL, now and after each change, until cancelled."""
         self._publisher.begin(lambda location: location == self._location)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._publisher.run(emit))
-            await self._poll(emit)
+            group.create_task(self._publisher.run(send))
+            await self._poll(send)
 
-    async def _poll(self, emit: SendUpdate) -> None:
+    async def _poll(self, send: SendUpdate) -> None:
         async with self._fetcher as fetcher:
             while True:
-                await asyncio.sleep(await self._try(fetcher, emit))
+                await asyncio.sleep(await self._try(fetcher, send))
 
-    async def _try(self, fetcher: Fetcher, emit: SendUpdate) -> float:
+    async def _try(self, fetcher: Fetcher, send: SendUpdate) -> float:
         """Fetch the URL once and send changes. Returns the pause before the next request."""
         try:
             found = await self._fetch(fetcher)
-            self._publisher.take({self._location: found}, {}, emit)
+            self._publisher.publish({self._location: found}, {}, send)
         except FetchFailed as error:
             self._publisher.report_unreadable(self._location, Problem(str(error), file=self._location))
         except Exception as error:

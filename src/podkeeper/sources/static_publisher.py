@@ -74,7 +74,7 @@ class StaticPublisher:
         """Return the locations with objects in use, in order."""
         return tuple(location for location, items in self._active.by_location.items() if items)
 
-    async def run(self, emit: SendUpdate) -> None:
+    async def run(self, send: SendUpdate) -> None:
         """Make the stored manifests durable. Send the stored pods if the source reads nothing in time."""
         if self._stored_manifests is None:
             return
@@ -85,17 +85,17 @@ class StaticPublisher:
                 self._sent is None and self.locations()
             ):  # retry a refused update, because the source may never answer
                 log.warning("cannot read source %s: using its stored pods", self._source)
-                self._publish(self._active.current(), emit, complete=False)
+                self._send_changes(self._active.current(), send, complete=False)
                 await asyncio.sleep(self._stored_manifests.timeout_seconds)
 
     def problems(self) -> tuple[Problem, ...]:
         return self._reporter.current()
 
-    def take(
+    def publish(
         self,
         found: Mapping[str, LocationContent],
         path_problems: Mapping[str, Problem],
-        emit: SendUpdate,
+        send: SendUpdate,
         *,
         complete: bool = True,
     ) -> None:
@@ -114,7 +114,7 @@ class StaticPublisher:
             both = by_location[location].problems + problems if location in by_location else problems
             by_location[location] = LocationProblems(both, found[location].version, active.retained.get(location, 0))
         self._reporter.update(by_location)
-        self._publish(active, emit, complete=complete)
+        self._send_changes(active, send, complete=complete)
         # Set these fields last. If a step above raises, the next call must process the same content again.
         self._found, self._path_problems = found, path_problems
 
@@ -123,21 +123,21 @@ class StaticPublisher:
         self._found = None
         self._reporter.update({location: LocationProblems((problem,), version)})
 
-    def _publish(self, active: ActiveSet, emit: SendUpdate, *, complete: bool) -> None:
+    def _send_changes(self, active: ActiveSet, send: SendUpdate, *, complete: bool) -> None:
         """Send the objects, then the pods if they have changed."""
         if self._objects is not None:
             self._objects.replace(self._source, active.objects)
         if active.pods != self._sent or complete > self._is_ready:
-            self._send(active.pods, emit, is_ready=complete or self._is_ready)
+            self._send(active.pods, send, is_ready=complete or self._is_ready)
 
-    def _send(self, pods: tuple[Pod, ...], emit: SendUpdate, *, is_ready: bool) -> None:
+    def _send(self, pods: tuple[Pod, ...], send: SendUpdate, *, is_ready: bool) -> None:
         updates = (PodUpdate(Op.SET, pods, self._source),) if is_ready else self._partial(pods)
         now = {pod.metadata.uid: pod for pod in pods}
         # If a REMOVE is refused, the next update must contain it again, because the next SET may be far away.
         self._possibly_sent |= now
         try:
             for update in updates:
-                emit(update)
+                send(update)
             self._sent, self._is_ready, self._possibly_sent = pods, is_ready, now
             return
         except AgentError as error:

@@ -90,35 +90,35 @@ class StoredPodsSource:
     def name(self) -> str:
         return self._source.name
 
-    async def run(self, emit: SendUpdate) -> None:
+    async def run(self, send: SendUpdate) -> None:
         """Pass on the source's updates. Send the stored pods while the source does not answer."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._send_stored_if_silent(emit))
+            group.create_task(self._send_stored_if_silent(send))
             group.create_task(self._sync.run())
-            await self._source.run(partial(self._send, emit))
+            await self._source.run(partial(self._send, send))
 
-    def _send(self, emit: SendUpdate, update: PodUpdate) -> None:
+    def _send(self, send: SendUpdate, update: PodUpdate) -> None:
         self._has_answered = True
-        emit(update)
+        send(update)
 
     # Sending stored pods.
 
-    async def _send_stored_if_silent(self, emit: SendUpdate) -> None:
+    async def _send_stored_if_silent(self, send: SendUpdate) -> None:
         await asyncio.sleep(self._timeout_seconds)
         while not self._has_answered:
             self._load()
-            if not self._stored or self._send_stored(emit):
+            if not self._stored or self._send_stored(send):
                 return
             await asyncio.sleep(self._timeout_seconds)  # retry, because the source may be unreachable for days
 
-    def _send_stored(self, emit: SendUpdate) -> bool:
+    def _send_stored(self, send: SendUpdate) -> bool:
         """Send the stored pods. Returns whether they were accepted."""
         pods = tuple(self._stored.values())
         log.warning("source %s does not answer: using its %d stored pods", self.name, len(pods))
         try:
             # ADD and not SET: a SET would make the source ready, and housekeeping would end all pods without a
             # checkpoint.
-            emit(PodUpdate(Op.ADD, pods, self.name))
+            send(PodUpdate(Op.ADD, pods, self.name))
         except Exception:
             log.exception("cannot use the stored pods of source %s, will retry", self.name)
             return False

@@ -53,7 +53,7 @@ class FakeStaticSource:
             await self._changed.wait()
             self._changed.clear()
             if self._readable:
-                publisher.take(
+                publisher.publish(
                     {location: self._content(location, pods) for location, pods in self._locations.items()}, {}, send
                 )
 

@@ -316,12 +316,12 @@ class SourceProxy:
     def name(self) -> str:
         return self._source.name
 
-    async def run(self, emit: SendUpdate) -> None:
+    async def run(self, send: SendUpdate) -> None:
         """Forward the updates of the source."""
 
         def record_and_forward(update: PodUpdate) -> None:
             if self._process.alive:
                 self._process.record_update(update)
-                emit(update)
+                send(update)
 
         await self._source.run(record_and_forward)
