@@ -59,9 +59,9 @@ class Outbox(Generic[K]):
 
     def offer(self, key: K, target: Hashable, *, urgent: bool = False, at_once: bool = False) -> None:
         """Queue a key. `at_once`: even if it is held after a failure."""
-        # A static pod with a fixed UID can get another name. The end of a send in flight is looked up at its old
-        # target.
-        if self._flight(key) is None:  # a send in flight keeps its target
+        # A static pod with a fixed UID can get another name, and so another target. A send in flight keeps its old
+        # target, because `done` searches it there.
+        if self._flight(key) is None:
             self._targets[key] = target
         if key in self._held and not at_once:
             self._held[key] |= urgent

@@ -37,7 +37,7 @@ class DialFailed(Exception):
 
 @dataclass(slots=True)
 class HostResolver:
-    """Looks up the addresses of host names."""
+    """Resolves host names to addresses."""
 
     _lookups: "dict[str, asyncio.Future[list[Address] | BaseException]]" = field(default_factory=dict)
 

@@ -1,10 +1,8 @@
 """User namespaces and subordinate IDs for ordinary users.
 
-An ordinary user becomes root inside a user namespace.
-
-Root inside the namespace is the user outside of it. Users 1, 2, ... inside are the subordinate ids of that user. They
-need /etc/subuid, /etc/subgid and the setuid programs newuidmap and newgidmap. Without them, root is the only user
-inside.
+Inside a user namespace, an ordinary user becomes root. Users 1, 2, ... inside the namespace are the subordinate ids of
+that user. They need /etc/subuid, /etc/subgid and the setuid programs newuidmap and newgidmap. Without these, root is
+the only user inside.
 """
 
 import os

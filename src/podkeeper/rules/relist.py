@@ -60,8 +60,10 @@ def current_containers_first(record: PodRecord) -> PodRecord:
     A create call of a killed agent may take effect late. It creates an earlier attempt again, or a later one that the
     next agent did not request. If containers were sorted only by time or only by attempt, such a container would hide
     the one that runs or has run, and the agent would start another. So a container that never started is ignored in two
-    cases. A newer container has started, or it was created before another one of its name exited. The agent creates the
-    next attempt only after that exit.
+    cases:
+
+    * A newer container of its name has started.
+    * It was created before another container of its name exited. The agent creates the next attempt only after an exit.
     """
     firsts: dict[str, tuple[bool, bool, int]] = {}
     started: set[str] = set()
@@ -69,8 +71,8 @@ def current_containers_first(record: PodRecord) -> PodRecord:
     in_order = True
     for container in record.containers:  # newest first
         name, has_started = container.name, container.state is not RecordState.CREATED
-        # Seeds 94 and 331: a create call of a dead agent made a later attempt. It hid the container that ran, and
-        # another one was started.
+        # Seeds 94 and 331: a create call of a dead agent made a later attempt. This attempt hid the running container,
+        # and the agent started another one.
         counts = has_started or (name not in started and not _was_created_too_early(container, record))
         rank = container.state is RecordState.RUNNING, counts, container.restart_count
         in_order = in_order and firsts.setdefault(name, rank) >= rank

@@ -4,8 +4,6 @@ This module reads no files.
 
     content by location  +  objects in use before  --update-->  pods, objects, and problems by location
 
-A location is a file or URL.
-
 * A *location* is a file or URL with a manifest. If its content is incomplete, or has a name that another location uses,
   its valid objects take effect. Its older objects stay in use until the manifest is fixed. If a location is removed,
   its objects are removed, too.

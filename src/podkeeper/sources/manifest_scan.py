@@ -192,8 +192,8 @@ class ManifestScanner:
             return known
         if not stat.S_ISREG(info.st_mode):
             return _not_a_file(path, info.st_mode, stamp)
-        # Without events, a writer in progress can only be recognized by a recent change. A time in the future says
-        # nothing.
+        # Without events, a writer in progress can only be recognized by a recent change. A time in the future is not
+        # used.
         if state.cautious and 0 <= state.wall_ns - info.st_ctime_ns < _QUIET_NS:
             state.waits.append(_QUIET_NS / 1e9)
             return known

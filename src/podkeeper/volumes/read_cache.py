@@ -24,7 +24,7 @@ class ReadCache:
         if key not in self._answers:
             try:
                 self._answers[key] = await self._objects.get(kind, name, namespace)
-            # Errors are kept, too: one missing object of many pods is asked for once per refresh.
+            # Errors are kept, too: an object that many pods miss is requested once per refresh.
             except AgentError as error:
                 self._answers[key] = error
         answer: K | AgentError = self._answers[key]

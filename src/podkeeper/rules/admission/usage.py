@@ -60,7 +60,7 @@ class NodeUsage:
         for port in share.ports:
             addresses = self._ports[port.protocol, port.number]
             addresses[port.address] -= 1
-            # `holds` only asks whether an address is present, so a count of zero must not stay.
+            # Remove a count of zero, because `holds` only checks whether an address is present.
             if not addresses[port.address]:
                 del addresses[port.address]
 

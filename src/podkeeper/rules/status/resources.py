@@ -33,38 +33,38 @@ def container_resources(
     container: Container, record: ContainerRecord, container_id: str, old: ContainerStatus | None
 ) -> ResourceRequirements:
     """Return the resources to show for a container that the runtime has."""
-    asked = container.resources
+    declared = container.resources
     if record.state is not RecordState.RUNNING:
-        return asked
+        return declared
     actual = record.resources or _NOTHING
     still_runs = old is not None and old.state.running is not None and old.container_id == container_id
     shown = (old.resources if old is not None and still_runs else None) or _NOTHING_SHOWN
-    limits, requests = asked.limits, asked.requests
+    limits, requests = declared.limits, declared.requests
     if limits is not None:
         limits = _cpu(limits, actual.cpu_limit_milli, MIN_CPU_LIMIT_MILLI, shown.limits)
         limits = _memory(limits, actual.memory_limit_bytes, shown.limits)
     if requests is not None:
         requests = _cpu(requests, actual.cpu_request_milli, MIN_CPU_REQUEST_MILLI, shown.requests)
         requests = _memory(requests, actual.memory_request_bytes, shown.requests)
-    return replace(asked, limits=limits, requests=requests)
+    return replace(declared, limits=limits, requests=requests)
 
 
 def pod_resources(pod: Pod, old: PodStatus, actual: ActualResources | None) -> ResourceRequirements:
     """Return the resources to show for a pod. `actual` is from its cgroup."""
-    asked = pod.spec.resources or _NOTHING_SHOWN
+    declared = pod.spec.resources or _NOTHING_SHOWN
     if pod.status.phase != Phase.RUNNING:
-        return replace(asked, requests=allocated_resources(pod.spec), limits=_wire(_pod_limits(pod.spec)))
+        return replace(declared, requests=allocated_resources(pod.spec), limits=_wire(_pod_limits(pod.spec)))
     actual = actual or _NOTHING
     # The API may still show a terminated pod as Running. Then keep the resources it had while it ran.
     shown = (old.resources if old.phase != Phase.PENDING else None) or _NOTHING_SHOWN
-    requests = _cpu(asked.requests or {}, actual.cpu_request_milli, MIN_CPU_REQUEST_MILLI, shown.requests)
+    requests = _cpu(declared.requests or {}, actual.cpu_request_milli, MIN_CPU_REQUEST_MILLI, shown.requests)
     if "memory" not in requests:
         summed = allocated_resources(pod.spec) or {}
         requests |= {name: amount for name, amount in summed.items() if name == "memory"}
     requests = _memory(requests, None, shown.requests)  # a cgroup has no memory request
-    limits = _cpu(asked.limits or {}, actual.cpu_limit_milli, MIN_CPU_LIMIT_MILLI, shown.limits)
+    limits = _cpu(declared.limits or {}, actual.cpu_limit_milli, MIN_CPU_LIMIT_MILLI, shown.limits)
     limits = _memory(limits, actual.memory_limit_bytes, shown.limits)
-    return replace(asked, requests=requests or None, limits=limits or None)
+    return replace(declared, requests=requests or None, limits=limits or None)
 
 
 def allocated_resources(spec: PodSpec) -> dict[str, QuantityLike] | None:
@@ -82,23 +82,23 @@ def _pod_limits(spec: PodSpec) -> dict[str, Quantity]:
 
 
 def _cpu(
-    asked: WireAmounts, actual_milli: int | None, minimum_milli: int, shown: WireAmounts | None
+    declared: WireAmounts, actual_milli: int | None, minimum_milli: int, shown: WireAmounts | None
 ) -> dict[str, QuantityLike]:
     if actual_milli is None:
-        return _as_shown_before(asked, "cpu", shown)
-    if max(actual_milli, parse_quantity(asked.get("cpu", 0)).milli_value) <= minimum_milli:
-        return dict(asked)
-    return {**asked, "cpu": str(Quantity(actual_milli, -3))}
+        return _as_shown_before(declared, "cpu", shown)
+    if max(actual_milli, parse_quantity(declared.get("cpu", 0)).milli_value) <= minimum_milli:
+        return dict(declared)
+    return {**declared, "cpu": str(Quantity(actual_milli, -3))}
 
 
-def _memory(asked: WireAmounts, actual_bytes: int | None, shown: WireAmounts | None) -> dict[str, QuantityLike]:
+def _memory(declared: WireAmounts, actual_bytes: int | None, shown: WireAmounts | None) -> dict[str, QuantityLike]:
     if actual_bytes is None:
-        return _as_shown_before(asked, "memory", shown)
-    return {**asked, "memory": str(Quantity(actual_bytes, format=Format.BINARY_SI))}
+        return _as_shown_before(declared, "memory", shown)
+    return {**declared, "memory": str(Quantity(actual_bytes, format=Format.BINARY_SI))}
 
 
-def _as_shown_before(asked: WireAmounts, name: str, shown: WireAmounts | None) -> dict[str, QuantityLike]:
-    return {**asked, name: shown[name]} if shown and name in shown else dict(asked)
+def _as_shown_before(declared: WireAmounts, name: str, shown: WireAmounts | None) -> dict[str, QuantityLike]:
+    return {**declared, name: shown[name]} if shown and name in shown else dict(declared)
 
 
 def _wire(amounts: Mapping[str, Quantity]) -> dict[str, QuantityLike] | None:

@@ -1,7 +1,7 @@
 """Events that change the state of a pod worker, and orders for its shell.
 
 Events are updates, housekeeping rounds and the progress of syncs. `step` returns orders. The shell executes them
-in their order and receives nothing else.
+in their order and receives nothing else. "Status" is the pod's record of the runtime here, not the API status.
 """
 
 import msgspec

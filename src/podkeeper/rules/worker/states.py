@@ -5,6 +5,7 @@
 
 A pod only moves to the right, until its worker is removed. Most states also have an *activity*: the worker is
 idle, reads the pod's status, or runs a sync function. Only a busy worker has a pending update, and at most one.
+"Status" is the pod's record of the runtime here, not the API status.
 
 Times are seconds of the loop's monotonic clock. Kubelet counterpart: `podSyncStatus` in
 pkg/kubelet/pod_workers.go. The states replace its seven booleans and four times.

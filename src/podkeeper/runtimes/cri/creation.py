@@ -84,8 +84,8 @@ class Creation:
         if config.log_directory:
             await asyncio.to_thread(_make_log_directory, config)
         sandbox_id = None
-        # A call without a response may have taken effect (containerd issue 4604), so look for its result before a
-        # second call.
+        # A call without a response may have taken effect (containerd issue 4604), so search for its result before the
+        # next call.
         if (uid, attempt) in self._unconfirmed:
             sandbox_id = await self._adopt(uid, attempt, "")
         if sandbox_id is None:

@@ -21,7 +21,7 @@ async def image_usage(transport: Transport) -> ImageFsUsage | None:
     """Return the usage of the image file system. None if the runtime reports none. Raises TryLater."""
     answer = await transport.unary(_IMAGE_FS_INFO, cri.ImageFsInfoRequest(), cri.ImageFsInfoResponse, SECONDS)
     for each in answer.image_filesystems:
-        # CRI reports no capacity, so the kernel is asked for it, as the kubelet does.
+        # CRI reports no capacity, so get it from the kernel, as the kubelet does.
         mountpoint = each.fs_id.mountpoint
         if mountpoint:
             capacity, available = await asyncio.to_thread(_space_of, mountpoint)

@@ -101,7 +101,7 @@ class PodInspector:
             record = sandbox_record((await self._calls.sandbox_status(box.id)).status)
         except ObjectNotFound:
             return ()
-        # Without an address yet, ask again at the next inspection.
+        # A sandbox may get its address later. Then the next inspection requests the status again.
         if record.ready and (record.ip or record.network is NetworkMode.NODE):
             self._networks[box.id] = record
         return (record,)

@@ -47,7 +47,7 @@ _SHARES_PER_CPU: Final = 1024
 # The kernel's minimum, which the kubelet writes for "no CPU request".
 _MIN_SHARES: Final = 2
 _FALLBACK_TO_LOGS: Final = "FallbackToLogsOnError"
-# The kubelet's exception: such a container never ran, so its log says nothing about the failure.
+# The kubelet's exception: such a container never ran, so its log does not contain the reason.
 _CANNOT_RUN: Final = "ContainerCannotRun"
 
 

@@ -219,7 +219,7 @@ class CriRuntime:
         try:
             answer = await self._calls.exec_sync(container_id, command, timeout_seconds)
         except TryLater as error:
-            # The message of a lost connection may contain the same words, but says nothing about the command.
+            # The message of a lost connection may contain the same words, although the command may not have timed out.
             if is_command_timeout(error) and not isinstance(error, RuntimeUnavailable):
                 return _timed_out(command, timeout_seconds)
             return NotRun(str(error))

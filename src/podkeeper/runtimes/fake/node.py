@@ -173,11 +173,11 @@ class FakeNode:
             container.end_by(loop.call_at(container.started + lifetime, self.end, container, *script))
 
     def terminate(self, container: FakeContainer) -> None:
-        """Send SIGTERM. The container exits as its script says, or ignores it."""
+        """Send SIGTERM. The container exits or ignores it, as its `behaviour` defines."""
         behaviour = container.behaviour
-        if container.asked_to_end or behaviour.term_seconds is None:
+        if container.term_sent or behaviour.term_seconds is None:
             return
-        container.asked_to_end = True
+        container.term_sent = True
         if behaviour.term_seconds == 0:
             self.end(container, behaviour.term_exit_code)
             return

@@ -28,7 +28,7 @@ class FakeSandbox:
 
 
 class FakeContainer:
-    __slots__ = ("_exit", "_timer", "asked_to_end", "behaviour", "pod", "record", "sandbox", "started")
+    __slots__ = ("_exit", "_timer", "behaviour", "pod", "record", "sandbox", "started", "term_sent")
 
     def __init__(self, sandbox: FakeSandbox, record: ContainerRecord, behaviour: Behaviour) -> None:
         self.sandbox = sandbox
@@ -36,7 +36,7 @@ class FakeContainer:
         self.record = record
         self.behaviour = behaviour
         self.started = 0.0  # on the loop's clock
-        self.asked_to_end = False
+        self.term_sent = False
         self._timer: asyncio.TimerHandle | None = None
         self._exit: asyncio.Future[None] | None = None
 

@@ -181,7 +181,7 @@ class ProcessRuntime:
                 self._pod_pids_limit,
             )
             keeper = self._keepers.keeper_of(sandbox)  # before the await, because the sandbox may be removed meanwhile
-            # In a thread, because it reads users and groups, and NSS may ask a server for them.
+            # In a thread, because it reads users and groups, and NSS may request them from a server.
             request = await asyncio.to_thread(request_of, config, container_id, context)
             facts = ContainerFacts(
                 name=name,

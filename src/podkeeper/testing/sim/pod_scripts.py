@@ -129,7 +129,7 @@ def job(ctx: ScriptContext) -> Timed:
 
 
 def crash_loop(ctx: ScriptContext) -> Timed:
-    """A server that crashes forever, or a few times and once more much later."""
+    """A server that crashes forever, or a few times and then again much later."""
     draw = ctx.draw
     crashes, exit_code = draw.one_of(None, 1, 3), draw.one_of(0, 1, 2, 139)
     containers = [scripted_container(draw, after_seconds=draw.seconds(0, 40), exit_code=exit_code, crashes=crashes)]

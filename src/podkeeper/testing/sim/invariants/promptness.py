@@ -297,7 +297,7 @@ def _is_over(pod: Pod) -> bool:
 
 
 def _ran_long(run: ContainerRun) -> bool:
-    """Whether a container ran so long that its backoff is reset."""
+    """Return whether a container ran long enough to reset its backoff."""
     return run.started is not None and run.ended is not None and run.ended - run.started > BACKOFF_RESET_SECONDS
 
 
