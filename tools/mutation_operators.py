@@ -1,8 +1,8 @@
 """Mutation operators: the small edits of one module that are its mutants.
 
-An edit replaces a range of bytes. The syntax tree says where; the text stays as it is everywhere else, so a mutant is
-shown as a small diff. Reviews of this project found two kinds of bugs most often, and some operators are here for them:
-state that changes during an await (`swap`, `with`, `copy`) and failure paths (`except`, `finally`, `delete`, `raise`).
+An edit replaces a range of bytes, which the syntax tree gives. All other text stays as it is, so a mutant is shown as a
+small diff. Reviews of this project found two kinds of bugs most often, and some operators create such bugs: state that
+changes during an await (`swap`, `with`, `copy`) and failure paths (`except`, `finally`, `delete`, `raise`).
 
 Not mutated, because no test should notice: logging, message texts (f-strings), names of tasks, docstrings, annotations,
 decorators, `__repr__`, Protocol bodies, `assert`, `assert_never`, overloads.

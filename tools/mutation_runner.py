@@ -310,18 +310,18 @@ class Collected:
         self.failed = self.skipped = False
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
-    def run_until_failure(self, tests: Sequence[str], tell: Callable[[str], None]) -> None:
+    def run_until_failure(self, tests: Sequence[str], report: Callable[[str], None]) -> None:
         """Run tests and report each start, and the end."""
         items = [self.items[name] for name in tests]
         for number, item in enumerate(items):
-            tell(f"start {number}")
-            self.on_failure = partial(tell, f"failed {number}")
+            report(f"start {number}")
+            self.on_failure = partial(report, f"failed {number}")
             self.run(item, items[number + 1] if number + 1 < len(items) else None)
             if self.failed:
                 # Tear down module fixtures, too. The worker does not wait long for them.
                 item.session._setupstate.teardown_exact(None)
                 return
-        tell("passed")
+        report("passed")
 
 
 def environment_for(source: Path) -> dict[str, str]:

@@ -153,21 +153,26 @@ def _server(pod: TorturePod) -> Json:
 def _contained_server(pod: TorturePod) -> Json:
     """Return a server of the busybox image in its own network namespace."""
     begin = "echo ok > /scratch/index.html; httpd -p 8080 -h /scratch; "
-    asked = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 10}
+    readiness = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 10}
     alive = {"tcpSocket": {"port": 8080}, "periodSeconds": 1, "timeoutSeconds": 10}
-    return _probed(_shell(pod, "app", begin + _NAP), asked, alive)
+    return _probed(_shell(pod, "app", begin + _NAP), readiness, alive)
 
 
 def _host_server(pod: TorturePod) -> Json:
     port = _free_port()
-    asked = {"httpGet": {"path": "/", "port": port, "host": "127.0.0.1"}, "periodSeconds": 1, "timeoutSeconds": 10}
+    readiness = {"httpGet": {"path": "/", "port": port, "host": "127.0.0.1"}, "periodSeconds": 1, "timeoutSeconds": 10}
     alive = {"tcpSocket": {"port": port, "host": "127.0.0.1"}, "periodSeconds": 1, "timeoutSeconds": 10}
     script = _SERVER.replace("PORT", str(port))
-    return _probed(_container(pod, "app", [PYTHON, "-I", "-S", "-c", script]), asked, alive)
+    return _probed(_container(pod, "app", [PYTHON, "-I", "-S", "-c", script]), readiness, alive)
 
 
-def _probed(made: Json, asked: Json, alive: Json) -> Json:
-    return {**made, "readinessProbe": asked, "livenessProbe": alive, "startupProbe": {**alive, "failureThreshold": 60}}
+def _probed(made: Json, readiness: Json, alive: Json) -> Json:
+    return {
+        **made,
+        "readinessProbe": readiness,
+        "livenessProbe": alive,
+        "startupProbe": {**alive, "failureThreshold": 60},
+    }
 
 
 def _container(pod: TorturePod, name: str, command: list[str]) -> Json:

@@ -174,9 +174,9 @@ class RuntimeTorture(Torture):
         self._watch.close()
 
     @property
-    def looks(self) -> int:
+    def inspections(self) -> int:
         """The number of inspections for duplicates."""
-        return self._watch.looks()
+        return self._watch.inspections()
 
 
 class _DuplicateWatch:
@@ -184,20 +184,20 @@ class _DuplicateWatch:
 
     def __init__(self, socket: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._witness: RuntimeMonitor | None = None
-        self._thread = Thread(target=self._loop.run_until_complete, args=(self._look(socket),), daemon=True)
+        self._monitor: RuntimeMonitor | None = None
+        self._thread = Thread(target=self._loop.run_until_complete, args=(self._watch(socket),), daemon=True)
         self._over = asyncio.Event()
         self._thread.start()
 
-    async def _look(self, socket: str) -> None:
-        async with monitored(socket) as self._witness:
+    async def _watch(self, socket: str) -> None:
+        async with monitored(socket) as self._monitor:
             await self._over.wait()
 
     def doubled(self) -> list[str]:
-        return sorted(self._witness.duplicates) if self._witness is not None else []
+        return sorted(self._monitor.duplicates) if self._monitor is not None else []
 
-    def looks(self) -> int:
-        return self._witness.inspections if self._witness is not None else 0
+    def inspections(self) -> int:
+        return self._monitor.inspections if self._monitor is not None else 0
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
@@ -266,7 +266,7 @@ def _torture(place: Path, seed: int, rounds: int, node: CriNode) -> int:
     progress.end()
     print(
         f"torture-runtime: seed {seed}: {node.name} killed {torture.kills} times and hung {torture.hangs} times in "
-        f"{time.monotonic() - begun:.0f} s; {torture.checks} checks, {torture.looks} searches "
+        f"{time.monotonic() - begun:.0f} s; {torture.checks} checks, {torture.inspections} searches "
         f"for duplicates; {torture.strikes} containers killed, {torture.jobs} jobs, {len(torture.gone)} pods removed "
         f"or changed, {len(torture.forgotten)} exit codes and {torture.leftovers} empty shims and mounts lost by "
         f"{node.name}. Nothing was doubled or lost, every job ran once, and nothing is left."

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 # Command and variables.
 
-TOLD: dict[str, tuple[Wire, str]] = {
+CASES: dict[str, tuple[Wire, str]] = {
     "args follow the command": (
         {"command": ["printf", "%s,"], "args": ["a", "b c", ""]},
         "a,b c,,",
@@ -131,7 +131,7 @@ TOLD: dict[str, tuple[Wire, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fields, expected", TOLD.values(), ids=TOLD.keys())
+@pytest.mark.parametrize("fields, expected", CASES.values(), ids=CASES.keys())
 def test_command_environment_and_stdio(
     run_on_node: ScenarioRunner, fields: Wire, expected: str, tmp_path: Path
 ) -> None:

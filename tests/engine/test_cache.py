@@ -22,7 +22,7 @@ def seen(uid: PodUID = WEB, box: str = "box") -> PodRecord:
 
 
 NOTHING = PodRecord(uid=WEB)
-REFUSED = RuntimeRefused("cannot tell")
+REFUSED = RuntimeRefused("connection lost")
 
 
 def connected(inspect: Callable[[PodUID, float], object]) -> PodCache:

@@ -92,7 +92,7 @@ class Harness:
             admission=stand_in(Admission, _Admission(self)),
             preemption=stand_in(Preemption, self),
             sources=tuple(sources),
-            has_seen=lambda asked: self.seen_all and set(asked) == set(sources),
+            has_seen=lambda names: self.seen_all and set(names) == set(sources),
             collect_dead=lambda uid, container_id, everything: self.call("collect", uid, container_id, everything),
             record=self.record,
             clock=VirtualClock(),

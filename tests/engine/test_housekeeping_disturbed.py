@@ -126,7 +126,7 @@ def test_a_requested_round_follows_the_running_one_at_once() -> None:
     def count(harness: Harness) -> int:
         return harness.node.host.calls.count("list cgroups")
 
-    def ask(harness: Harness) -> None:
+    def request(harness: Harness) -> None:
         rounds.append(count(harness))
         harness.node.housekeeping.request()
 
@@ -134,7 +134,7 @@ def test_a_requested_round_follows_the_running_one_at_once() -> None:
         assert not rounds or count(harness) > rounds.pop()
 
     soon = OperationTest(setup=set_up, run=run_round, state=lambda _: None, check=followed, settle_seconds=0.5)
-    interleave(soon, {"another round is due": ask}, cancel=False)
+    interleave(soon, {"another round is due": request}, cancel=False)
 
 
 def test_the_runtime_timeout_grows_until_the_first_answer() -> None:

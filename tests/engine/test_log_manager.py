@@ -200,7 +200,7 @@ def test_no_line_is_lost_if_the_answer_of_reopen_is_lost(tmp_path: Path) -> None
     async def scenario(harness: Harness) -> None:
         path = harness.runtime.start("web")
         harness.runtime.write("web-0", b"1" * 100)
-        harness.runtime.late_error = CallTimedOut("cannot tell")
+        harness.runtime.late_error = CallTimedOut("connection lost")
         await harness.run_once()
         harness.runtime.write("web-0", b"2")
         assert (suffixes(path), path.read_bytes()) == (["plain"], b"2")

@@ -46,7 +46,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 TYPE = "probe_type=Liveness"
 PROBE = f"container=c,namespace=ns,pod=web,{TYPE}"
-TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
+REPORTS: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
     "a sync": (
         [lambda m: m.sync_ended("sync", 0.3)],
         {
@@ -268,11 +268,11 @@ TOLD: dict[str, tuple[list[Callable[[Metrics], object]], dict[str, float]]] = {
 }
 
 
-@pytest.mark.parametrize("tells, expected", TOLD.values(), ids=TOLD.keys())
-def test_reported_lifecycle_events(tells: list[Callable[[Metrics], object]], expected: dict[str, float]) -> None:
+@pytest.mark.parametrize("reports, expected", REPORTS.values(), ids=REPORTS.keys())
+def test_reported_lifecycle_events(reports: list[Callable[[Metrics], object]], expected: dict[str, float]) -> None:
     metrics = Metrics()
-    for tell in tells:
-        tell(metrics)
+    for report in reports:
+        report(metrics)
     found = samples(metrics)
     assert {name: found.get(name) for name in expected} == expected
     assert totals(found) == totals(expected)  # and nothing else was counted

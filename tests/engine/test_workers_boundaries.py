@@ -277,7 +277,7 @@ def test_without_errors_no_observer_is_needed_and_nothing_is_logged(caplog: pyte
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("error, count", [(TryLater("cannot tell"), 0), (KeyError("oops"), 1)])
+@pytest.mark.parametrize("error, count", [(TryLater("connection lost"), 0), (KeyError("oops"), 1)])
 def test_only_an_unexpected_error_of_the_cache_is_logged(
     error: Exception, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:

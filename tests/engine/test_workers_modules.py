@@ -169,7 +169,7 @@ def test_a_status_function_that_raises_fails_the_sync_and_another_replaces_it() 
     simulate(scenario())
 
 
-@pytest.mark.parametrize("error", [TryLater("cannot tell"), KeyError("oops")])
+@pytest.mark.parametrize("error", [TryLater("connection lost"), KeyError("oops")])
 def test_a_pod_has_not_ended_while_the_cache_is_not_sure(error: Exception) -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
@@ -200,11 +200,11 @@ REFUSED: dict[str, tuple[Update, str]] = {
 }
 
 
-@pytest.mark.parametrize("update, says", REFUSED.values(), ids=REFUSED.keys())
-def test_an_invalid_update_is_refused(update: Update, says: str) -> None:
+@pytest.mark.parametrize("update, message", REFUSED.values(), ids=REFUSED.keys())
+def test_an_invalid_update_is_refused(update: Update, message: str) -> None:
     async def scenario() -> None:
         async with running_workers() as harness:
-            with pytest.raises(BadInput, match=says):
+            with pytest.raises(BadInput, match=message):
                 harness.workers.update_pod(update)
             assert harness.workers.sync_known_pods([]) == {}
             harness.workers.update_pod(create(pod("db")))

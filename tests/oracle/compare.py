@@ -42,10 +42,10 @@ def differences(expected: Json, got: Json, where: str = "") -> Iterator[Differen
         yield Difference(where, expected, got)
 
 
-def answers(ask: Callable[[Json], Json]) -> Replay:
+def answers(decide: Callable[[Json], Json]) -> Replay:
     """Return the replay of a table with one input and one output per row."""
 
     def replay(given: Json, expected: Json) -> Iterator[Difference]:
-        yield from differences(expected, ask(given))
+        yield from differences(expected, decide(given))
 
     return replay

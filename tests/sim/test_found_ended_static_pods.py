@@ -45,7 +45,7 @@ def test_an_ended_static_pod_that_is_removed_and_added_again_runs_again_without_
         node.write(PLACE, job)
         await node.until(lambda: node.runs(uid), within=3)
         await asyncio.sleep(20)
-        assert len(node.runs_of(uid)) == 2, "it ran once more"
+        assert len(node.runs_of(uid)) == 2, "the ended pod ran again"
         node.api.come_up()
         await node.until(lambda: shown_ids(node) == [node.runs_of(uid)[-1].id], within=70)
         assert node.phase("job-n1") == phase

@@ -12,7 +12,7 @@ from podkeeper.testing.sim.records import PodChanged
 from podkeeper.testing.sim.world import CrashOptions
 from tests.sim.sim_node import SimNode, pod, published_changes, run_scenario
 
-ASKED_FOR_A_WHILE = Behaviour(exec=(ExecStep(takes_seconds=0.1),))
+SLOW_PROBE = Behaviour(exec=(ExecStep(takes_seconds=0.1),))
 """A container whose probes are slow enough for a restart to see it unready."""
 
 
@@ -23,7 +23,7 @@ def test_a_clock_jump_and_a_restart_make_no_pod_unready(jump: str) -> None:
     async def scenario(node: SimNode) -> None:
         if jump.startswith("ahead"):
             ClockJump(3600.0, 60.0).run(node.world)
-        node.put(pod("web", container(readiness=probe(period=20)), behaviours={"app": ASKED_FOR_A_WHILE}))
+        node.put(pod("web", container(readiness=probe(period=20)), behaviours={"app": SLOW_PROBE}))
         await asyncio.sleep(61)
         assert node.is_ready("web")
         if jump.startswith("put back"):
@@ -42,7 +42,7 @@ def test_a_container_that_starts_in_the_second_of_a_restart_stays_ready() -> Non
 
     async def scenario(node: SimNode) -> None:
         await asyncio.sleep(10.1)
-        node.put(pod("web", container(readiness=probe(period=20)), behaviours={"app": ASKED_FOR_A_WHILE}))
+        node.put(pod("web", container(readiness=probe(period=20)), behaviours={"app": SLOW_PROBE}))
         await node.until(lambda: node.is_ready("web"), within=0.3)
         changes = node.changes()
         await node.restart_agent(downtime_seconds=0.1)
@@ -58,7 +58,7 @@ def test_a_pod_stays_ready_if_the_disk_stored_only_its_start() -> None:
     async def scenario(node: SimNode) -> None:
         node.world.crash_options = CrashOptions(keep_unsynced=False)
         await asyncio.sleep(20.1)
-        node.put(pod("web", container(readiness=probe(period=20)), behaviours={"app": ASKED_FOR_A_WHILE}))
+        node.put(pod("web", container(readiness=probe(period=20)), behaviours={"app": SLOW_PROBE}))
         await asyncio.sleep(0.05)
         assert not node.status("web").ready
         DiskFault(full=True, sync_seconds=0.0, seconds=2).run(node.world)
@@ -79,7 +79,7 @@ def test_a_ready_container_beside_an_unready_one_stays_ready_if_the_disk_did_not
         node.world.crash_options = CrashOptions(keep_unsynced=False)
         never = Behaviour(exec=(ExecStep(exit_code=1),))
         probes = [container(each, readiness=probe(period=20)) for each in ("app", "slow")]
-        node.put(pod("web", *probes, behaviours={"app": ASKED_FOR_A_WHILE, "slow": never}))
+        node.put(pod("web", *probes, behaviours={"app": SLOW_PROBE, "slow": never}))
         await asyncio.sleep(0.05)
         assert not node.status("web").ready
         DiskFault(full=True, sync_seconds=0.0, seconds=30).run(node.world)
@@ -160,7 +160,7 @@ def test_a_ready_container_stays_ready_after_a_restart_while_another_one_is_in_c
                 "web",
                 container(readiness=probe(period=60)),
                 container("side"),
-                behaviours={"app": ASKED_FOR_A_WHILE, "side": crashing},
+                behaviours={"app": SLOW_PROBE, "side": crashing},
             )
         )
         await asyncio.sleep(100)

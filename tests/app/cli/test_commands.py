@@ -244,10 +244,14 @@ def test_completion_of_commands_and_of_pods_and_containers_of_the_selected_agent
     words = typed.split(" ")
     if len(words) > 2:
         words[2:2] = ["--socket", str(it.socket)]
-    asked = {"_PODKEEPER_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    variables = {
+        "_PODKEEPER_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
     answer = subprocess.run(
         [sys.executable, "-c", "from podkeeper.app.cli import main; main(prog_name='podkeeper')"],
-        env=os.environ | asked,
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         timeout=10,

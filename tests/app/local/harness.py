@@ -12,10 +12,10 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from click.testing import CliRunner, Result
 
@@ -33,7 +33,6 @@ from podkeeper.model.messages import PodUID
 from podkeeper.rules.naming import pod_log_directory
 from podkeeper.runtimes.fake import FakeRuntime
 
-T = TypeVar("T")
 NODE = "n1"
 
 
@@ -111,10 +110,6 @@ class Harness:
     def call(self, *arguments: str, input: str | None = None) -> Result:
         """Invoke a command of the CLI."""
         return CliRunner().invoke(main, [*arguments[:1], "--socket", str(self.socket), *arguments[1:]], input=input)
-
-    def ask(self, coroutine: Coroutine[None, None, T]) -> T:
-        """Run a coroutine in the agent's loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(5)
 
     def status(self, name: str) -> str:
         """Return the column STATUS of `podkeeper ps`, or "" if the pod is not listed."""

@@ -133,7 +133,7 @@ class RealProcess:
             await self._process.wait()
 
 
-def with_cat(path: Path, ask: Callable[[LocalClient], object]) -> RealProcess:
+def with_cat(path: Path, use: Callable[[LocalClient], object]) -> RealProcess:
     """Serve sessions with `cat` on a socket, and run a client."""
     made: list[RealProcess] = []
 
@@ -154,9 +154,9 @@ def with_cat(path: Path, ask: Callable[[LocalClient], object]) -> RealProcess:
         runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         await web.SockSite(runner, listen(path)).start()
-        asking: Awaitable[object] = asyncio.to_thread(ask, LocalClient(path))
+        running_client: Awaitable[object] = asyncio.to_thread(use, LocalClient(path))
         try:
-            await asyncio.wait_for(asking, 10)
+            await asyncio.wait_for(running_client, 10)
         finally:
             await made[0].close()
             await runner.cleanup()
@@ -168,7 +168,7 @@ def with_cat(path: Path, ask: Callable[[LocalClient], object]) -> RealProcess:
 def test_large_data_is_not_changed_in_either_direction(tmp_path: Path) -> None:
     sent = os.urandom(3_000_000)
 
-    def ask(client: LocalClient) -> None:
+    def use(client: LocalClient) -> None:
         with client.open_channels("exec") as session:
             session.send(RESIZE, b'{"Width": 120, "Height": 40}')
             session.send(RESIZE, b"nonsense")
@@ -177,13 +177,13 @@ def test_large_data_is_not_changed_in_either_direction(tmp_path: Path) -> None:
         assert data_by_channel[STDOUT] == sent
         assert end["status"] == "Success"
 
-    assert with_cat(tmp_path / "s", ask).sizes == [(120, 40)]
+    assert with_cat(tmp_path / "s", use).sizes == [(120, 40)]
 
 
 def test_a_disconnect_closes_the_session(tmp_path: Path) -> None:
-    def ask(client: LocalClient) -> None:
+    def use(client: LocalClient) -> None:
         with client.open_channels("exec") as session:
             session.send(STDIN, b"hello")
             assert next(session.messages()) == (STDOUT, b"hello")
 
-    assert with_cat(tmp_path / "s", ask).closed
+    assert with_cat(tmp_path / "s", use).closed

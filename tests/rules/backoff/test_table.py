@@ -332,9 +332,9 @@ def test_delays_stay_between_minimum_and_maximum_and_grow_until_reset(
     curve: Curve, steps: list[tuple[int, int]]
 ) -> None:
     table, key, now = BackoffTable(curve), restart_key(POD, APP), 0
-    for until_exit, until_asked in steps:
+    for until_exit, until_request in steps:
         before = delay_of(table, key)
-        finished, now = now + until_exit, now + until_exit + until_asked
+        finished, now = now + until_exit, now + until_exit + until_request
         held = crash(table, finished, now)
         after = delay_of(table, key)
         assert MIN_DELAY <= curve.initial <= after <= curve.maximum
@@ -350,8 +350,8 @@ def test_delays_stay_between_minimum_and_maximum_and_grow_until_reset(
 def test_the_same_events_have_the_same_result(curve: Curve, steps: list[tuple[int, int]]) -> None:
     def results() -> list[BackoffWait | None]:
         table, now, answers = BackoffTable(curve), 0, []
-        for until_exit, until_asked in steps:
-            finished, now = now + until_exit, now + until_exit + until_asked
+        for until_exit, until_request in steps:
+            finished, now = now + until_exit, now + until_exit + until_request
             answers.append(crash(table, finished, now))
         return answers
 
@@ -363,8 +363,8 @@ def test_a_container_may_start_at_the_end_of_its_delay_and_not_before(
     curve: Curve, steps: list[tuple[int, int]]
 ) -> None:
     table, now = BackoffTable(curve), 0
-    for until_exit, until_asked in steps:
-        finished, now = now + until_exit, now + until_exit + until_asked
+    for until_exit, until_request in steps:
+        finished, now = now + until_exit, now + until_exit + until_request
         held = crash(table, finished, now)
         if held is not None:
             end = int((held.until - START).total_seconds())
@@ -376,8 +376,8 @@ def test_a_container_may_start_at_the_end_of_its_delay_and_not_before(
 @given(CURVES, STEPS, st.integers(0, 20))
 def test_collect_at_the_time_of_an_exit_changes_nothing(curve: Curve, steps: list[tuple[int, int]], when: int) -> None:
     plain, collected, now = BackoffTable(curve), BackoffTable(curve), 0
-    for index, (until_exit, until_asked) in enumerate(steps):
-        finished, now = now + until_exit, now + until_exit + until_asked
+    for index, (until_exit, until_request) in enumerate(steps):
+        finished, now = now + until_exit, now + until_exit + until_request
         if index == when:
             collected.collect(at(finished))
         assert crash(plain, finished, now) == crash(collected, finished, now)

@@ -17,7 +17,7 @@ from podkeeper.rules.cgroup.slice_limits import (
 FULL = CgroupLimits(512, 20, cpu_quota=50_000, memory=64 << 20, pids=77)
 NONE = CgroupLimits(2, 1)
 
-TOLD: dict[str, tuple[CgroupLimits, int, int, dict[str, int]]] = {
+PROPERTIES: dict[str, tuple[CgroupLimits, int, int, dict[str, int]]] = {
     "version 1": (FULL, 1, 252, {
         "CPUShares": 512, "CPUQuotaPeriodUSec": 100_000, "CPUQuotaPerSecUSec": 500_000,
         "MemoryLimit": 64 << 20, "TasksMax": 77}),
@@ -32,7 +32,7 @@ TOLD: dict[str, tuple[CgroupLimits, int, int, dict[str, int]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("limits, version, systemd, expected", TOLD.values(), ids=TOLD.keys())
+@pytest.mark.parametrize("limits, version, systemd, expected", PROPERTIES.values(), ids=PROPERTIES.keys())
 def test_limit_properties(limits: CgroupLimits, version: int, systemd: int, expected: dict[str, int]) -> None:
     properties = limit_properties(limits, version, systemd)
     assert {name: value for name, (_, value) in properties} == expected

@@ -184,10 +184,10 @@ def test_freeing_the_computed_bytes_reaches_the_low_threshold(
 
 
 NAMES = st.sampled_from("abcdef")
-LOOKS = st.lists(st.tuples(st.frozensets(NAMES), st.frozensets(NAMES)), min_size=1, max_size=6)
+LISTINGS = st.lists(st.tuples(st.frozensets(NAMES), st.frozensets(NAMES)), min_size=1, max_size=6)
 
 
-@given(LOOKS, NAMES)
+@given(LISTINGS, NAMES)
 def test_used_pinned_and_kept_images_are_never_removable(
     listings: list[tuple[frozenset[str], frozenset[str]]], pinned: str
 ) -> None:

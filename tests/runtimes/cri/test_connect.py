@@ -113,7 +113,7 @@ def test_a_refused_connection_is_reported(tmp_path: Path) -> None:
         asyncio.run(opened_at(path))
 
 
-async def told_later(path: str) -> str:
+async def error_of_late_connect(path: str) -> str:
     """Fails calls after the first one."""
     transport = GrpcTransport(path)
     try:
@@ -131,14 +131,14 @@ async def hung_up_on(path: str) -> str:
         writer.close()
 
     async with await asyncio.start_unix_server(hang_up, path):
-        return await told_later(path)
+        return await error_of_late_connect(path)
 
 
 def test_messages_of_unreachable_runtimes(tmp_path: Path) -> None:
     # Two paths, because grpcio caches the result of the last connection to a path for a moment.
     missing, rude = str(tmp_path / "missing"), str(tmp_path / "rude")
     to = "cannot reach the container runtime at "
-    assert asyncio.run(told_later(missing)) == (
+    assert asyncio.run(error_of_late_connect(missing)) == (
         f"{to}{missing}: no such file or directory; it may be restarting, or is not running"
     )
     assert asyncio.run(hung_up_on(rude)) == f"{to}{rude}: it closed the connection; it may be restarting"

@@ -102,10 +102,10 @@ def test_the_exit_of_a_command_is_not_the_exit_of_its_container() -> None:
             cri_pod = CriPod(runtime)
             container_id = await cri_pod.start()
             stream = runtime.events()
-            asked = fake.count("ContainerStatus")
+            calls = fake.count("ContainerStatus")
             await fake.send_event(exit_of(container_id, "a-command"))
             await asyncio.sleep(0.1)
-            assert fake.count("ContainerStatus") == asked  # there is nothing to confirm
+            assert fake.count("ContainerStatus") == calls  # there is nothing to confirm
             fake.exit(container_id, 1)
             await fake.send_event(exit_of(container_id))
             assert await first(stream) == (cri_pod.uid, container_id, STOPPED)

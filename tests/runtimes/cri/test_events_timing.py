@@ -72,16 +72,16 @@ class Harness:
         self.index.saw("c", "u", Kind.CONTAINER)
         self.index.saw("b", "u", Kind.SANDBOX)
         self.forgotten: list[str] = []
-        self.looked_at = -1.0
-        self.asked_of_looks: list[tuple[str, float]] = []
-        self.feed = EventFeed(CriCalls(self.transport), self.index, self.forgotten.append, self._looked_since)
+        self.inspected_at = -1.0
+        self.confirmations: list[tuple[str, float]] = []
+        self.feed = EventFeed(CriCalls(self.transport), self.index, self.forgotten.append, self._inspected_since)
         self.received: list[tuple[float, RuntimeEvent]] = []
         self.ends: list[tuple[float, str]] = []
         self.tasks = [asyncio.ensure_future(self.feed.run())]
 
-    def _looked_since(self, uid: PodUID, moment: float) -> bool:
-        self.asked_of_looks.append((uid, moment))
-        return self.looked_at >= moment
+    def _inspected_since(self, uid: PodUID, moment: float) -> bool:
+        self.confirmations.append((uid, moment))
+        return self.inspected_at >= moment
 
     def _status(self, object_id: str) -> Message | Exception:
         state = self.states.get(object_id)
@@ -300,18 +300,18 @@ def test_events_that_need_no_confirmation() -> None:
 # Our own calls.
 
 
-@pytest.mark.parametrize("looked_at, expected", [(1.9, [(3.0, "c", "STARTED")]), (2.0, []), (2.9, [])])
+@pytest.mark.parametrize("inspected_at, expected", [(1.9, [(3.0, "c", "STARTED")]), (2.0, []), (2.9, [])])
 def test_our_own_start_is_forwarded_after_a_second_without_an_inspection(
-    looked_at: float, expected: list[tuple[float, str, str]]
+    inspected_at: float, expected: list[tuple[float, str, str]]
 ) -> None:
     async def work(harness: Harness) -> None:
-        harness.looked_at = looked_at
+        harness.inspected_at = inspected_at
         await harness.listen()
         with harness.feed.starting("c"):
             harness.containerd.put_nowait(start("c"))
             await asyncio.sleep(2)
         await asyncio.sleep(5)
-        assert (harness.types, harness.asked_of_looks, harness.transport.requests) == (expected, [("u", 2.0)], [])
+        assert (harness.types, harness.confirmations, harness.transport.requests) == (expected, [("u", 2.0)], [])
 
     play(work)
 
@@ -338,7 +338,7 @@ def test_starts_without_a_known_owner_are_dropped() -> None:
         with pytest.raises(ZeroDivisionError), harness.feed.starting("c"):
             raise ZeroDivisionError
         await asyncio.sleep(5)
-        assert (harness.types, harness.asked_of_looks) == ([], [])
+        assert (harness.types, harness.confirmations) == ([], [])
         harness.containerd.put_nowait(start("c"))  # the call is over
         await asyncio.sleep(5)
         assert harness.types == [(5.0, "c", "STARTED")]
@@ -370,12 +370,12 @@ ENDINGS: dict[str, tuple[Any, float, float, list[tuple[float, str, str]]]] = {
 }
 
 
-@pytest.mark.parametrize("message, lasts, looked_at, expected", ENDINGS.values(), ids=ENDINGS.keys())
+@pytest.mark.parametrize("message, lasts, inspected_at, expected", ENDINGS.values(), ids=ENDINGS.keys())
 def test_ends_of_our_own_calls(
-    message: Any, lasts: float, looked_at: float, expected: list[tuple[float, str, str]]
+    message: Any, lasts: float, inspected_at: float, expected: list[tuple[float, str, str]]
 ) -> None:
     async def work(harness: Harness) -> None:
-        harness.looked_at = looked_at
+        harness.inspected_at = inspected_at
         await harness.listen()
         harness.containerd.put_nowait(message)
         with harness.feed.stopping("c"):
@@ -407,7 +407,7 @@ def test_calls_are_over_when_the_last_one_returns() -> None:
                 await asyncio.sleep(0.3)
             await asyncio.sleep(0.3)
         await asyncio.sleep(5)
-        assert (harness.types, harness.asked_of_looks) == ([(0.7, "c", "DELETED")], [("u", 0.6)])
+        assert (harness.types, harness.confirmations) == ([(0.7, "c", "DELETED")], [("u", 0.6)])
 
     play(work)
 

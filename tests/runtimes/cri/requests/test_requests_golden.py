@@ -93,7 +93,7 @@ def volume_path(pod: Pod, volume: Volume) -> str:
     return f"{PODS_ROOT}/{pod.metadata.uid}/volumes/kubernetes.io~{kind}/{volume.name}"
 
 
-async def asked_for(name: str) -> tuple[SandboxConfig, dict[str, ContainerConfig]]:
+async def engine_configs(name: str) -> tuple[SandboxConfig, dict[str, ContainerConfig]]:
     """Return the configurations that the engine passes to a runtime for one of the pods."""
     pod = pod_of(name)
     clock = VirtualClock()
@@ -169,7 +169,7 @@ PODS = ("full", "hostish", "plain", "st-base-node")
 
 @pytest.mark.parametrize("name", PODS)
 def test_the_request_of_a_sandbox_equals_the_kubelets(name: str) -> None:
-    (config, _), _ = simulate(asked_for(name))
+    (config, _), _ = simulate(engine_configs(name))
     expected = ParseDict(dict(sandbox_sent(name)), cri.PodSandboxConfig())
     made = sandbox_message(config, NODE)
     assert shown(made) == shown(expected)
@@ -181,7 +181,7 @@ def test_the_request_of_a_sandbox_equals_the_kubelets(name: str) -> None:
     ("pod", "name"), [(pod, name) for pod in PODS for name in containers_sent(pod)], ids=lambda name: str(name)
 )
 def test_the_request_of_a_container_equals_the_kubelets(pod: str, name: str) -> None:
-    (_, configs), _ = simulate(asked_for(pod))
+    (_, configs), _ = simulate(engine_configs(pod))
     sent = containers_sent(pod)[name]
     config = replace(with_sub_paths(configs[name]), image=sent["image"]["image"])
     config = replace(config, env=dict(sorted(config.env.items())))
