@@ -36,7 +36,10 @@ class MirrorStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MirrorDeletion:
-    """A deletion to send to the API. It is no error if the mirror pod is gone or was replaced."""
+    """A deletion to send to the API. It is no error if the mirror pod is gone or was replaced.
+
+    `options` are for comparison with recorded calls of the kubelet. `Api.delete` takes the same values as arguments.
+    """
 
     namespace: str
     name: str
