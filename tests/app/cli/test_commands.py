@@ -197,7 +197,7 @@ def test_explain_shows_state_reason_next_sync_and_timeline(it: Harness) -> None:
     assert json.loads(it.call("explain", "crash", "--json").output)["state"] == "syncing"
 
 
-def test_without_an_agent_the_error_says_how_to_start_one(tmp_path: Path) -> None:
+def test_without_an_agent_the_error_names_the_command_that_starts_one(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["ps", "--socket", str(tmp_path / "none.sock")])
     assert result.exit_code == 1
     assert f"no agent is running at {tmp_path / 'none.sock'}" in result.output
