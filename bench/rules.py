@@ -107,7 +107,7 @@ def merge_figures() -> dict[str, float]:
     raw = msgspec.json.encode([pod_document(index) for index in range(1000)])
     decoder = msgspec.json.Decoder(tuple[Pod, ...])
     emitted: list[PodUpdate] = []
-    storage = PodStorage(emit=emitted.append, record=lambda event: None, now=lambda: NOW)
+    storage = PodStorage(emit=emitted.append, record_event=lambda event: None, now=lambda: NOW)
     storage.merge(PodUpdate(Op.SET, decoder.decode(raw), "api"))
     best, reference = float("inf"), float("inf")
     for _ in range(ROUNDS):

@@ -66,12 +66,14 @@ class ExecutionHarness:
         self.ready: list[PodRecord] = []
         self.ended: dict[str, tuple[float, int]] = {}  # set by `note_exits`
         self.claimed: list[tuple[PodUID, str, str]] = []
-        self.hooks = HookRunner(commands=self.bounded, prober=self.prober, record=self._record, version="1.36")
+        self.hooks = HookRunner(commands=self.bounded, prober=self.prober, record_event=self._record, version="1.36")
         hooks, spawn = self.hooks, self.background.spawn
         self.images = ImageManager(
-            runtime=self.bounded, clock=self.clock, record=self._record, spawn=spawn, pulls=self.pulls
+            runtime=self.bounded, clock=self.clock, record_event=self._record, spawn=spawn, pulls=self.pulls
         )
-        self.stopper = PodStopper(runtime=self.bounded, hooks=hooks, clock=self.clock, record=self._record, spawn=spawn)
+        self.stopper = PodStopper(
+            runtime=self.bounded, hooks=hooks, clock=self.clock, record_event=self._record, spawn=spawn
+        )
         self.starter = ContainerStarter(
             runtime=self.bounded,
             images=self.images,
@@ -81,7 +83,7 @@ class ExecutionHarness:
             restarts=self.restarts,
             claim=lambda uid, name, container_id: self.claimed.append((uid, name, container_id)),
             clock=self.clock,
-            record=self._record,
+            record_event=self._record,
             host_ips=lambda: ("192.0.2.1",),
             allocatable=dict,
         )
@@ -89,7 +91,7 @@ class ExecutionHarness:
             runtime=self.bounded,
             starter=self.starter,
             stopper=self.stopper,
-            record=self._record,
+            record_event=self._record,
             host_ips=lambda: ("192.0.2.1",),
             lookup=lookup,
             max_pods_with_failures=2,

@@ -61,7 +61,7 @@ class ImageHarness:
         self.images = ImageManager(
             runtime=fake,
             clock=clock,
-            record=self._record,
+            record_event=self._record,
             spawn=self.background.spawn,
             pulls=DurableBackoff(table=BackoffTable(), clock=clock, checkpoints=Checkpoints(journal, "pull-backoff/")),
             node_configs=self._node_configs,

@@ -261,7 +261,7 @@ class LoopHarness:
             syncer=stand_in(PodSyncer, self.syncer),
             cache=stand_in(PodCache, LoopCache(self.runtime)),
             enqueue=self.inbox.enqueue,
-            record=lambda event, _: self.events.append(event),
+            record_event=lambda event, _: self.events.append(event),
             clock=self.clock,
             moment=self._moment,
             states=WorkerTable(),
@@ -271,7 +271,7 @@ class LoopHarness:
         node = Node(metadata=ObjectMeta(name="node"), status=NodeStatus(allocatable=allocatable))
         self.admission = Admission(node=lambda: node, workers=self.workers, status=stand_in(StatusManager, self.status))
         self.preemption = Preemption(
-            workers=self.workers, record=lambda event, _: self.events.append(event), clock=self.clock
+            workers=self.workers, record_event=lambda event, _: self.events.append(event), clock=self.clock
         )
         self.deadlines = ActiveDeadlines(
             status=stand_in(StatusManager, self.status),
@@ -288,7 +288,7 @@ class LoopHarness:
             sources=sources,
             has_seen=lambda _: True,
             collect_dead=lambda uid, container_id, everything: self.collected.append((uid, container_id, everything)),
-            record=lambda event, _: self.events.append(event),
+            record_event=lambda event, _: self.events.append(event),
             clock=self.clock,
         )
         watched_runtime = self.runtime if calls is None else calls.watch("runtime", self.runtime)

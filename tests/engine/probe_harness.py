@@ -66,7 +66,7 @@ class ProbeHarness:
             execute=(self if calls is None else calls.watch("probe", self, {"execute": ()})).execute,
             status_of=self.status_of,
             send=self.send,
-            record=self.record,
+            record_event=self.record,
             clock=self.clock,
             **limits,
         )

@@ -39,7 +39,7 @@ def collected_within(listing: Listing, seconds: float) -> tuple[list[str], list[
         collected.append(record.uid)
 
     async def main() -> None:
-        gc = ContainerGC(runtime=listing, collect=collect, record=recorded.append)
+        gc = ContainerGC(runtime=listing, collect=collect, record_event=recorded.append)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await gc.run()
@@ -64,7 +64,7 @@ def test_the_last_attempt_counts_as_the_last_exit_even_if_the_clock_was_set_back
 
     async def main() -> None:
         listing = Listing(PodRecord(uid="web", containers=(earlier, later)))  # the newest creation time comes first
-        await ContainerGC(runtime=listing, collect=collect, record=lambda event: None).garbage_collect()
+        await ContainerGC(runtime=listing, collect=collect, record_event=lambda event: None).garbage_collect()
 
     simulate(main())
     assert [garbage_of(record).container_ids for record in collected] == [("earlier",)]

@@ -28,7 +28,7 @@ async def collecting(calls: PortCalls) -> AsyncIterator[Remover]:
     gc = ContainerGC(
         runtime=calls.watch("runtime", listing),
         collect=calls.watch("remover", remover, {"collect": ()}).collect,
-        record=lambda event: None,
+        record_event=lambda event: None,
         period_seconds=10,
     )
     async with asyncio.TaskGroup() as group:

@@ -43,7 +43,7 @@ class EvictionHarness:
         return EvictionManager(
             workers=workers if calls is None else calls.watch("workers", workers, {"kill_pod": (TryLater,)}),
             pod_by_uid=self.pods.get,
-            record=self.record,
+            record_event=self.record,
             spawn=self.spawn,
             clock=VirtualClock(),
             observer=stand_in(Observer, SimpleNamespace(evicted=self.signals.append)),

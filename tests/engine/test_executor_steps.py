@@ -59,7 +59,7 @@ class Harness(Observer):
             runtime=self,
             starter=stand_in(ContainerStarter, self),
             stopper=stand_in(PodStopper, self),
-            record=lambda event, about: self.calls.append(("event", event, about)),
+            record_event=lambda event, about: self.calls.append(("event", event, about)),
             host_ips=lambda: ("192.0.2.1",),
             log_root="/logs",
             cluster_domain="example.org",
@@ -315,7 +315,7 @@ def test_optional_modules_may_be_missing() -> None:
             runtime=harness,
             starter=stand_in(ContainerStarter, harness),
             stopper=stand_in(PodStopper, harness),
-            record=lambda event, about: None,
+            record_event=lambda event, about: None,
             host_ips=lambda: (),
         )
         harness.not_started = {"app": REFUSED}

@@ -94,7 +94,7 @@ class Harness:
             sources=tuple(sources),
             has_seen=lambda names: self.seen_all and set(names) == set(sources),
             collect_dead=lambda uid, container_id, everything: self.call("collect", uid, container_id, everything),
-            record=self.record,
+            record_event=self.record,
             clock=VirtualClock(),
             **({} if bare else optional),
         )

@@ -40,7 +40,9 @@ def outcome(hook: LifecycleHandler, exec_step: ExecStep | None = None, timeout: 
             harness.fake.behave("web", "web", Behaviour(exec=(exec_step or ExecStep(),)))
             await harness.sync(POD)
             record = await harness.inspect()
-            hooks = HookRunner(commands=harness.bounded, prober=harness.prober, record=lambda *_: None, version="1.36")
+            hooks = HookRunner(
+                commands=harness.bounded, prober=harness.prober, record_event=lambda *_: None, version="1.36"
+            )
             return await hooks.execute(hook, POD, WEB, record.containers[0].id, "10.0.0.9", timeout)
 
     return simulate(scenario())
@@ -71,7 +73,9 @@ def test_an_unreachable_runtime_fails_the_hook() -> None:
             await harness.sync(POD)
             record = await harness.inspect()
             harness.fake.faults.fail(Operation.EXEC_SYNC, UID, error=RuntimeUnavailable)
-            hooks = HookRunner(commands=harness.bounded, prober=harness.prober, record=lambda *_: None, version="1.36")
+            hooks = HookRunner(
+                commands=harness.bounded, prober=harness.prober, record_event=lambda *_: None, version="1.36"
+            )
             return await hooks.execute(exec_hook("true"), POD, WEB, record.containers[0].id, "10.0.0.9", 10)
 
     assert "cannot exec_sync web" in (simulate(scenario())[0] or "")
@@ -100,7 +104,10 @@ def requested(
     async def scenario() -> str | None:
         async with running_harness() as harness:
             hooks = HookRunner(
-                commands=harness.bounded, prober=prober, record=lambda event, _: recorded.append(event), version="1.36"
+                commands=harness.bounded,
+                prober=prober,
+                record_event=lambda event, _: recorded.append(event),
+                version="1.36",
             )
             return await hooks.execute(LifecycleHandler(http_get=action), POD, named, "id", pod_ip, 10)
 
@@ -206,7 +213,9 @@ def executed(
 ) -> tuple[str | None, Shell, Network, list[tuple[PodEvent, object]]]:
     """Return the failure of a hook, the calls of the runtime and the network, and the events with their subjects."""
     shell, network, recorded = Shell(), Network(script), list[tuple[PodEvent, object]]()
-    hooks = HookRunner(commands=shell, prober=network, record=lambda *event: recorded.append(event), version="1.36")
+    hooks = HookRunner(
+        commands=shell, prober=network, record_event=lambda *event: recorded.append(event), version="1.36"
+    )
     failure, _ = simulate(hooks.execute(hook, of, what, "c1", pod_ip, 7))
     return failure, shell, network, recorded
 
@@ -301,7 +310,9 @@ def test_a_cancelled_hook_ends_at_once() -> None:
             harness.fake.behave("web", "web", Behaviour(exec=(ExecStep(takes_seconds=999),)))
             await harness.sync(POD)
             record = await harness.inspect()
-            hooks = HookRunner(commands=harness.bounded, prober=harness.prober, record=lambda *_: None, version="1.36")
+            hooks = HookRunner(
+                commands=harness.bounded, prober=harness.prober, record_event=lambda *_: None, version="1.36"
+            )
             async with asyncio.TaskGroup() as group:
                 hook = group.create_task(
                     hooks.execute(exec_hook("drain"), POD, WEB, record.containers[0].id, "10.0.0.9", 999)

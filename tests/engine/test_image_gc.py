@@ -59,7 +59,7 @@ class ImageGCHarness:
             runtime=self.fake if calls is None else calls.watch("runtime", self.fake),
             clock=self.clock,
             policy=policy,
-            record=self.recorded.append,
+            record_event=self.recorded.append,
             pinned=pinned,
             pulls=stand_in(ImagePullManager, self),
             observer=stand_in(Observer, SimpleNamespace(image_removed=self.removed.append)),

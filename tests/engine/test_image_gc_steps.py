@@ -49,7 +49,7 @@ class Harness:
             runtime=self,
             clock=self.clock,
             policy=policy,
-            record=self.recorded.append,
+            record_event=self.recorded.append,
             pinned=("reg.test/pause:1",),
             pulls=stand_in(ImagePullManager, self),
             observer=stand_in(Observer, SimpleNamespace(image_removed=self.removed.append)),

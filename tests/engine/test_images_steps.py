@@ -64,7 +64,7 @@ class Harness:
         self.images = ImageManager(
             runtime=self,
             clock=self.clock,
-            record=lambda event, about: self.calls.append(("event", event)),
+            record_event=lambda event, about: self.calls.append(("event", event)),
             spawn=asyncio.ensure_future,
             pulls=stand_in(DurableBackoff, self),
             curve=CURVE,
@@ -267,7 +267,7 @@ def test_the_observer_is_optional() -> None:
         harness.images = ImageManager(
             runtime=harness,
             clock=harness.clock,
-            record=lambda event, about: None,
+            record_event=lambda event, about: None,
             spawn=asyncio.ensure_future,
             pulls=stand_in(DurableBackoff, harness),
         )

@@ -50,7 +50,7 @@ class Case:
         return uid in self.in_doubt
 
     def facts(self, *pods: Pod) -> PodFacts:
-        storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=lambda: BEGINNING)
+        storage = PodStorage(emit=lambda _: None, record_event=lambda _: None, now=lambda: BEGINNING)
         if self.sources_ready:
             storage.merge(PodUpdate(Op.SET, (), FILE_SOURCE))
         storage.merge(PodUpdate(Op.SET, (WEB,) if self.desired else (), API_SOURCE))

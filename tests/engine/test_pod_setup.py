@@ -35,7 +35,7 @@ class Harness:
         self.pod_setup = PodSetup(
             volumes=self.volumes,
             cgroups=self.cgroups,
-            record=self.record,
+            record_event=self.record,
             spawn=self.background.spawn,
         )
 

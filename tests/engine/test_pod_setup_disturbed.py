@@ -46,7 +46,7 @@ async def setup(calls: PortCalls) -> AsyncIterator[Setup]:
     pod_setup = PodSetup(
         volumes=calls.watch("volumes", volumes),
         cgroups=calls.watch("cgroups", cgroups),
-        record=lambda event, about: None,
+        record_event=lambda event, about: None,
         spawn=background.spawn,
     )
     async with asyncio.TaskGroup() as group:

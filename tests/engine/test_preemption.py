@@ -41,7 +41,7 @@ class Harness:
         self.orders: list[tuple[bool, PodStatus]] = []  # `evict`, and the final status
         self.preemption = Preemption(
             workers=stand_in(PodWorkers, self),
-            record=self.record,
+            record_event=self.record,
             clock=VirtualClock(),
             observer=stand_in(Observer, SimpleNamespace(preempted=self.counted.append)),
         )

@@ -86,7 +86,7 @@ async def setup(calls: PortCalls) -> AsyncIterator[Setup]:
     workers = Workers()
     preemption = Preemption(
         workers=calls.watch("workers", stand_in(PodWorkers, workers), {"kill_pod": (TryLater,)}),
-        record=lambda event, about: None,
+        record_event=lambda event, about: None,
         clock=VirtualClock(),
     )
     async with asyncio.TaskGroup() as group:

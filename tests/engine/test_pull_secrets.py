@@ -56,7 +56,7 @@ def read(of: Pod, *objects: Secret, unavailable: bool = False) -> tuple[list[str
 
     held = LocalObjects()
     held.replace("file", objects)
-    secrets = PullSecrets(objects=UnavailableApi() if unavailable else held, record=record)
+    secrets = PullSecrets(objects=UnavailableApi() if unavailable else held, record_event=record)
 
     async def users() -> list[str]:
         return [each.username for each in pull_credentials("reg.test/app", await secrets.pull_secrets(of))]
@@ -103,7 +103,7 @@ def test_an_unavailable_api_does_not_prevent_a_pull() -> None:
 
 def test_without_an_api_no_secret_is_found() -> None:
     recorded: list[PodEvent] = []
-    secrets = PullSecrets(objects=None, record=lambda event, about: recorded.append(event))
+    secrets = PullSecrets(objects=None, record_event=lambda event, about: recorded.append(event))
     assert list(simulate(secrets.pull_secrets(pod(pull_secrets=("a",))))[0]) == []
     assert [event.reason for event in recorded] == ["FailedToRetrieveImagePullSecret"]
 
@@ -122,6 +122,6 @@ def test_entries_without_a_name_are_skipped() -> None:
             requested.append((namespace, name))
             return await super().get(kind, name, namespace)
 
-    secrets = PullSecrets(objects=RecordingApi(), record=lambda event, about: None)
+    secrets = PullSecrets(objects=RecordingApi(), record_event=lambda event, about: None)
     simulate(secrets.pull_secrets(pod(pull_secrets=("a", "", "b"))))
     assert requested == [("team", "a"), ("team", "b")]

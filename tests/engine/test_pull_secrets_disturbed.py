@@ -36,7 +36,7 @@ class Reading:
 async def reading(calls: PortCalls) -> AsyncIterator[Reading]:
     objects, recorded = LocalObjects(), list[PodEvent]()
     objects.replace("file", (GOOD,))
-    secrets = PullSecrets(objects=calls.watch("api", objects), record=lambda event, _: recorded.append(event))
+    secrets = PullSecrets(objects=calls.watch("api", objects), record_event=lambda event, _: recorded.append(event))
     yield Reading(secrets, objects, recorded)
 
 

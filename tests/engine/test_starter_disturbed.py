@@ -136,7 +136,7 @@ def test_every_call_of_a_hook_fails_once(hook: LifecycleHandler) -> None:
             harness.hooks = HookRunner(
                 commands=harness.bounded,
                 prober=calls.watch("prober", FakeProber()),
-                record=lambda event, about: None,
+                record_event=lambda event, about: None,
                 version="1.36",
             )
             yield Setup(harness, container_id=(await harness.inspect()).containers[0].id)

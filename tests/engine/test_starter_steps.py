@@ -99,7 +99,7 @@ class Harness:
             restarts=stand_in(DurableBackoff, self),
             claim=lambda uid, name, container_id: self.call("claim", uid, name, container_id),
             clock=VirtualClock(),
-            record=lambda event, about: self.call(
+            record_event=lambda event, about: self.call(
                 "event", event, about.metadata.uid if isinstance(about, Pod) else None
             ),
             host_ips=lambda: ("192.0.2.1",),

@@ -48,7 +48,11 @@ class Harness:
         self.hook_failure: str | None = None
         self.tasks: list[asyncio.Task[Any]] = []
         self.stopper = PodStopper(
-            runtime=self, hooks=stand_in(HookRunner, self), clock=VirtualClock(), record=self.record, spawn=self.spawn
+            runtime=self,
+            hooks=stand_in(HookRunner, self),
+            clock=VirtualClock(),
+            record_event=self.record,
+            spawn=self.spawn,
         )
 
     async def stop_container(self, container_id: str, grace_seconds: float) -> None:

@@ -34,7 +34,7 @@ class Listener:
     def __init__(self, mode: NotificationMode = NotificationMode.INCREMENTAL) -> None:
         self.updates: list[PodUpdate] = []
         self.events: list[PodEvent] = []
-        self.storage = PodStorage(emit=self.updates.append, record=self.events.append, now=lambda: NOW, mode=mode)
+        self.storage = PodStorage(emit=self.updates.append, record_event=self.events.append, now=lambda: NOW, mode=mode)
 
     def merge(self, op: Op, source: str, *pods: Pod) -> list[str]:
         """Merge one change. Return the emitted updates in the form `ADD web db`."""
@@ -90,7 +90,7 @@ def test_a_stored_pod_has_its_source_and_the_time_it_was_first_seen() -> None:
 
 def test_a_mode_can_be_a_string() -> None:
     updates: list[PodUpdate] = []
-    storage = PodStorage(emit=updates.append, record=print, now=lambda: NOW, mode="snapshot")
+    storage = PodStorage(emit=updates.append, record_event=print, now=lambda: NOW, mode="snapshot")
     for source in ("file", "api"):
         storage.merge(PodUpdate(Op.SET, (pod(source),), source))
     assert [(update.op, update.source, names(update.pods)) for update in updates] == [
@@ -190,7 +190,7 @@ def test_an_unknown_mode_is_rejected() -> None:
     with pytest.raises(
         BadInput, match='mode: Unsupported value: "everything": supported values: "incremental", "snapshot_and_updates"'
     ):
-        PodStorage(emit=print, record=print, now=lambda: NOW, mode="everything")
+        PodStorage(emit=print, record_event=print, now=lambda: NOW, mode="everything")
 
 
 # Laws.

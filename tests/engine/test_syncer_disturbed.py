@@ -66,7 +66,7 @@ class DisturbedHarness(SyncerHarness):
             moment=lambda: MOMENT,
             node=lambda: self.node,
             runtime_state=stand_in(RuntimeState, self),
-            record=self.record,
+            record_event=self.record,
             clock=VirtualClock(),
         )
 

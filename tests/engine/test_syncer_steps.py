@@ -153,7 +153,7 @@ class SyncerHarness:
             moment=lambda: MOMENT,
             node=lambda: self.node,
             runtime_state=stand_in(RuntimeState, self),
-            record=self.record,
+            record_event=self.record,
             clock=VirtualClock(),
             **({} if bare else optional),
         )

@@ -255,7 +255,7 @@ def test_without_errors_no_observer_is_needed_and_nothing_is_logged(caplog: pyte
             syncer=stand_in(PodSyncer, syncer),
             cache=stand_in(PodCache, ScriptedCache()),
             enqueue=lambda uid, delay: queued.append((uid, delay)),
-            record=lambda *_: None,
+            record_event=lambda *_: None,
             clock=VirtualClock(),
             moment=asyncio.get_running_loop().time,
             states=WorkerTable(),

@@ -235,7 +235,7 @@ class WorkersHarness:
             syncer=syncer if self.calls is None else self.calls.watch("syncer", syncer, SYNCER_ERRORS),
             cache=cache if self.calls is None else self.calls.watch("cache", cache, CACHE_ERRORS),
             enqueue=self._enqueue,
-            record=self._record,
+            record_event=self._record,
             clock=clock,
             moment=moment,
             states=WorkerTable(),

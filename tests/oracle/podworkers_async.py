@@ -123,7 +123,7 @@ class PodWorkersDriver:
             syncer=stand_in(PodSyncer, self._syncer),
             cache=stand_in(PodCache, cache),
             enqueue=world.enqueue,
-            record=self._record,
+            record_event=self._record,
             clock=WorldClock(world),
             moment=lambda: world.now,
             states=WorkerTable(),

@@ -78,7 +78,7 @@ def replay_sequence(sequence: Json) -> Iterator[Difference]:
     updates: list[PodUpdate] = []
     events: list[PodEvent] = []
     now = EPOCH
-    storage = PodStorage(emit=updates.append, record=events.append, now=lambda: now, mode=sequence["mode"])
+    storage = PodStorage(emit=updates.append, record_event=events.append, now=lambda: now, mode=sequence["mode"])
     for index, step in enumerate(sequence["steps"]):
         now = EPOCH + timedelta(seconds=index)
         updates.clear()

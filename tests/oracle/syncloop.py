@@ -212,11 +212,13 @@ class _Node:
             status=stand_in(StatusManager, self.statuses),
             deadlines=deadlines,
             admission=stand_in(Admission, self.admission),
-            preemption=Preemption(workers=stand_in(PodWorkers, self.workers), record=lambda *_: None, clock=self.clock),
+            preemption=Preemption(
+                workers=stand_in(PodWorkers, self.workers), record_event=lambda *_: None, clock=self.clock
+            ),
             sources=sources,
             has_seen=lambda _: True,
             collect_dead=lambda *_: None,
-            record=lambda *_: None,
+            record_event=lambda *_: None,
             clock=self.clock,
         )
         self.housekeeping = Housekeeping(

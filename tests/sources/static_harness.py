@@ -96,7 +96,7 @@ class StaticHarness(ABC):
             self._ended.append(storage)
 
     def _empty_storage(self) -> PodStorage:
-        return PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
+        return PodStorage(emit=lambda _: None, record_event=lambda _: None, now=self.clock.now)
 
     def _open_checkpoints(self) -> None:
         self.objects = LocalObjects()

@@ -36,7 +36,7 @@ class Harness:
     running: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
+        self.storage = PodStorage(emit=lambda _: None, record_event=lambda _: None, now=self.clock.now)
 
     def start(self) -> None:
         """Start the source of a new agent. Received pods are lost, checkpoints are not."""
@@ -47,7 +47,7 @@ class Harness:
             lambda store: ApiSource(api=self.watched, node_name="n1", clock=self.clock, checkpoints=seen, store=store),
             pods,
         )
-        self.storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
+        self.storage = PodStorage(emit=lambda _: None, record_event=lambda _: None, now=self.clock.now)
         self.running = [self.group.create_task(source.run(self.storage.merge))]
 
     def put(self, pod: Pod) -> None:

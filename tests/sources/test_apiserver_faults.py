@@ -36,7 +36,7 @@ def test_changes_during_an_outage_are_received_after_it(outage: Callable[[Memory
     async def scenario() -> tuple[dict[str, str], dict[str, str]]:
         clock = VirtualClock()
         api = MemoryApi(clock)
-        storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=clock.now)
+        storage = PodStorage(emit=lambda _: None, record_event=lambda _: None, now=clock.now)
         source = ApiSource(api=api, node_name="n1", clock=clock)
 
         def images() -> dict[str, str]:

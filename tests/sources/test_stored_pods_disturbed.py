@@ -84,7 +84,7 @@ class Harness:
         self._running: asyncio.Task[None] | None = None
 
     def _storage(self) -> PodStorage:
-        return PodStorage(emit=lambda _: None, record=lambda _: None, now=self.clock.now)
+        return PodStorage(emit=lambda _: None, record_event=lambda _: None, now=self.clock.now)
 
     def start(self) -> None:
         """Start a new agent and stop the earlier one. Unsynced writes are lost."""

@@ -190,7 +190,7 @@ class Engine:
             history=self.history,
         )
         self.inbox = LoopInbox(clock=clock)
-        self.storage = PodStorage(emit=self.inbox.put, record=self.events.record, now=clock.now)
+        self.storage = PodStorage(emit=self.inbox.put, record_event=self.events.record, now=clock.now)
         self.runtime = BoundedRuntime(ports.runtime, clock=clock, limits=settings.runtime_limits, observer=self.metrics)
         self.runtime_state = RuntimeState(self.runtime)
         self.node_info = NodeInfo(node=settings.node, host_ips=settings.host_ips, runtime=self.runtime)
@@ -249,7 +249,7 @@ class Engine:
             execute=ProbeExecutor(runtime=self.runtime, prober=self.ports.prober, version=KUBERNETES_VERSION).execute,
             status_of=self.statuses.get_pod_status,
             send=self.inbox.put,
-            record=self.events.record,
+            record_event=self.events.record,
             clock=clock,
             observer=self.metrics,
         )
@@ -257,16 +257,18 @@ class Engine:
     # Execution of plans on the runtime.
 
     def _build_execution(self) -> None:
-        clock, record, spawn = self.ports.clock, self.events.record, self.background.spawn
-        hooks = HookRunner(commands=self.runtime, prober=self.ports.prober, record=record, version=KUBERNETES_VERSION)
-        stopper = PodStopper(runtime=self.runtime, hooks=hooks, clock=clock, record=record, spawn=spawn)
+        clock, record_event, spawn = self.ports.clock, self.events.record, self.background.spawn
+        hooks = HookRunner(
+            commands=self.runtime, prober=self.ports.prober, record_event=record_event, version=KUBERNETES_VERSION
+        )
+        stopper = PodStopper(runtime=self.runtime, hooks=hooks, clock=clock, record_event=record_event, spawn=spawn)
         self._image_pulls = self._image_pull_manager(self.ports.pull_journal)
         starter = ContainerStarter(
             runtime=self.runtime,
             images=ImageManager(
                 runtime=self.runtime,
                 clock=clock,
-                record=record,
+                record_event=record_event,
                 spawn=spawn,
                 pulls=self._pulls,
                 curve=self.settings.pull_curve,
@@ -280,7 +282,7 @@ class Engine:
             restarts=self._restarts,
             claim=self.probes.claim,
             clock=clock,
-            record=record,
+            record_event=record_event,
             host_ips=self.node_info.host_ips,
             allocatable=self.node_info.allocatable,
             curve=self.settings.restart_curve,
@@ -290,7 +292,7 @@ class Engine:
             runtime=self.runtime,
             starter=starter,
             stopper=stopper,
-            record=record,
+            record_event=record_event,
             host_ips=self.node_info.host_ips,
             log_root=self.settings.log_root,
             cluster_domain=self.settings.cluster_domain,
@@ -302,14 +304,17 @@ class Engine:
     # Syncs of single pods.
 
     def _build_sync(self) -> None:
-        clock, record = self.ports.clock, self.events.record
+        clock, record_event = self.ports.clock, self.events.record
         self.mirrors = self._mirror_client()
         self.syncer = PodSyncer(
             statuses=self.statuses,
             probes=self.probes,
             executor=self.executor,
             pod_setup=PodSetup(
-                volumes=self.ports.volumes, cgroups=self.ports.cgroups, record=record, spawn=self.background.spawn
+                volumes=self.ports.volumes,
+                cgroups=self.ports.cgroups,
+                record_event=record_event,
+                spawn=self.background.spawn,
             ),
             mirrors=self.mirrors,
             references=self._pull_secrets(),
@@ -317,7 +322,7 @@ class Engine:
             moment=self._moment,
             node=self.node_info.view,
             runtime_state=self.runtime_state,
-            record=record,
+            record_event=record_event,
             clock=clock,
             static_conflicts=StaticConflicts(
                 runtime=self.runtime, kill=self.executor.kill_running_pod, pods=self.manager
@@ -329,7 +334,7 @@ class Engine:
             syncer=self.syncer,
             cache=self.cache,
             enqueue=self.inbox.enqueue,
-            record=record,
+            record_event=record_event,
             clock=clock,
             moment=self._moment,
             states=self._states,
@@ -347,7 +352,7 @@ class Engine:
         )
 
     def _pull_secrets(self) -> PullSecrets:
-        return PullSecrets(objects=self.ports.objects or self.ports.api, record=self.events.record)
+        return PullSecrets(objects=self.ports.objects or self.ports.api, record_event=self.events.record)
 
     def _eviction_rules(self) -> Sequence[EvictionRule]:
         """Return the eviction rules that each sync checks, in addition to the active deadline. There are none yet."""
@@ -356,7 +361,7 @@ class Engine:
     # Decisions about all pods: admission, handlers, housekeeping, the loop.
 
     def _build_loop(self) -> None:
-        clock, record = self.ports.clock, self.events.record
+        clock, record_event = self.ports.clock, self.events.record
         deadlines = ActiveDeadlines(
             status=self.statuses, is_terminating=self.workers.is_pod_termination_requested, clock=clock
         )
@@ -366,11 +371,13 @@ class Engine:
             status=self.statuses,
             enforcement=self.settings.enforcement,
         )
-        self.preemption = Preemption(workers=self.workers, record=record, clock=clock, observer=self.metrics)
+        self.preemption = Preemption(
+            workers=self.workers, record_event=record_event, clock=clock, observer=self.metrics
+        )
         self.eviction_manager = EvictionManager(
             workers=self.workers,
             pod_by_uid=self.manager.pod_by_uid,
-            record=record,
+            record_event=record_event,
             spawn=self.background.spawn,
             clock=clock,
             observer=self.metrics,
@@ -387,7 +394,7 @@ class Engine:
             sources=[source.name for source in self.ports.sources],
             has_seen=self.storage.has_seen,
             collect_dead=self._container_deletor().delete_containers_in_pod,
-            record=record,
+            record_event=record_event,
             clock=clock,
             # The kubelet's rule waits for all sources. A static pod would not stop while the API is down (k/k 88402,
             # 116880).
@@ -465,7 +472,7 @@ class Engine:
             runtime=self.runtime,
             clock=self.ports.clock,
             policy=policy,
-            record=self.events.record_node,
+            record_event=self.events.record_node,
             pinned=self.ports.kept_images,
             pulls=self._image_pulls,
             observer=self.metrics,
@@ -477,7 +484,7 @@ class Engine:
         return ContainerGC(
             runtime=self.runtime,
             collect=self.executor.collect_dead_containers,
-            record=self.events.record_node,
+            record_event=self.events.record_node,
             period_seconds=period_seconds,
         )
 

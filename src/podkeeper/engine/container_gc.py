@@ -33,13 +33,13 @@ class ContainerGC:
         *,
         runtime: PodListing,
         collect: Callable[[PodRecord], Awaitable[None]],
-        record: Callable[[PodEvent], None],
+        record_event: Callable[[PodEvent], None],
         period_seconds: float = PERIOD_SECONDS,
     ) -> None:
-        """`collect` removes the garbage of one pod and handles errors. `record` records events about the node."""
+        """`collect` removes the garbage of one pod and handles errors. `record_event` records events about the node."""
         self._runtime = runtime
         self._collect = collect
-        self._record = record
+        self._record_event = record_event
         self._period_seconds = period_seconds
 
     async def run(self) -> None:
@@ -50,7 +50,7 @@ class ContainerGC:
                 await self.garbage_collect()
             except TryLater as error:
                 log.warning("container GC failed, will retry in %g s: %s", self._period_seconds, error)
-                self._record(PodEvent(EventType.WARNING, GC_FAILED, str(error)))
+                self._record_event(PodEvent(EventType.WARNING, GC_FAILED, str(error)))
             except Exception:
                 log.exception("unexpected error in container GC, will retry in %g s", self._period_seconds)
 

@@ -47,7 +47,7 @@ EventKey = tuple[str, str]
 """Namespace and name of an Event."""
 
 
-Record = Callable[[PodEvent, Pod | PodRecord | None], None]
+EventFunction = Callable[[PodEvent, Pod | PodRecord | None], None]
 """`EventRecorder.record`: an event and its object."""
 
 

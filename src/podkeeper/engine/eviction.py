@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from podkeeper.engine.background import Spawn
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
@@ -33,14 +33,14 @@ class EvictionManager:
         *,
         workers: PodWorkers,
         pod_by_uid: Callable[[PodUID], Pod | None],
-        record: Record,
+        record_event: EventFunction,
         spawn: Spawn,
         clock: Clock,
         observer: Observer | None = None,
     ) -> None:
         self._workers = workers
         self._pod_by_uid = pod_by_uid
-        self._record = record
+        self._record_event = record_event
         self._spawn = spawn
         self._clock = clock
         self._observer = observer or Observer()
@@ -56,7 +56,7 @@ class EvictionManager:
         if is_critical_pod(pod):
             self._spare(pod, uid, message)
             return
-        self._record(PodEvent(EventType.WARNING, "Evicted", message, uid), pod)
+        self._record_event(PodEvent(EventType.WARNING, "Evicted", message, uid), pod)
         # Before the task begins. Otherwise a pod with two volumes that are too large would be killed twice, with two
         # events.
         self._evicting.add(uid)
@@ -69,7 +69,7 @@ class EvictionManager:
             self._not_evicted.add(uid)
             text = f"{message.strip()} Not evicted: critical pods, including all static pods, are never evicted."
             log.error("pod %s exceeds a limit: %s", full_name(pod), text)
-            self._record(PodEvent(EventType.WARNING, "NotEvicted", text, uid), pod)
+            self._record_event(PodEvent(EventType.WARNING, "NotEvicted", text, uid), pod)
 
     async def _kill(self, pod: Pod, message: str) -> None:
         def final_status(status: PodStatus) -> PodStatus:

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.starter import ContainerStarter
 from podkeeper.engine.stopper import PodStopper
@@ -68,7 +68,7 @@ class PlanExecutor:
         runtime: SandboxRuntime,
         starter: ContainerStarter,
         stopper: PodStopper,
-        record: Record,
+        record_event: EventFunction,
         host_ips: Callable[[], tuple[str, ...]],
         log_root: str = "/var/log/pods",
         cluster_domain: str = "cluster.local",
@@ -84,7 +84,7 @@ class PlanExecutor:
         self._runtime = runtime
         self._starter = starter
         self._stopper = stopper
-        self._record = record
+        self._record_event = record_event
         self._host_ips = host_ips
         self._log_root = log_root
         self._cluster_domain = cluster_domain
@@ -177,7 +177,7 @@ class PlanExecutor:
         """Stop and remove containers and sandboxes according to the plan. Return the errors."""
         if actions.create_sandbox and actions.sandbox_id:
             text = "Pod sandbox changed, it will be killed and re-created."
-            self._record_event(EventType.NORMAL, EventReason.SANDBOX_CHANGED, text, pod)
+            self._record_about(EventType.NORMAL, EventReason.SANDBOX_CHANGED, text, pod)
         if actions.kill_pod:
             errors = await self._stopper.kill_pod(pod, record, None)
             if errors or not actions.create_sandbox:
@@ -249,7 +249,7 @@ class PlanExecutor:
         except TryLater as error:
             self._observer.sandbox_failed()
             message = f"Failed to create pod sandbox: {error}"
-            self._record_event(EventType.WARNING, EventReason.SANDBOX_FAILED, message, pod)
+            self._record_about(EventType.WARNING, EventReason.SANDBOX_FAILED, message, pod)
             raise
         log.info("created sandbox %s of pod %s, attempt %s", sandbox_id, format_pod(pod), attempt)
         try:
@@ -258,7 +258,7 @@ class PlanExecutor:
             seen = await self._runtime.pod_record(PodUID(pod.metadata.uid or ""))
         except TryLater as error:
             text = f"Unable to get pod sandbox status: {error}"
-            self._record_event(EventType.WARNING, EventReason.SANDBOX_STATUS_FAILED, text, pod)
+            self._record_about(EventType.WARNING, EventReason.SANDBOX_STATUS_FAILED, text, pod)
             raise
         if on_sandbox is not None:
             on_sandbox(pod, seen)
@@ -274,7 +274,7 @@ class PlanExecutor:
             return None
         found = await self._lookup(pod)
         for event in found.events:
-            self._record(event, pod)
+            self._record_event(event, pod)
         return found.dns
 
     async def _start(
@@ -323,8 +323,8 @@ class PlanExecutor:
             else:
                 del self._failures[uid]
 
-    def _record_event(self, event_type: EventType, reason: EventReason, text: str, pod: Pod) -> None:
-        self._record(PodEvent(event_type, reason, text, pod.metadata.uid or ""), pod)
+    def _record_about(self, event_type: EventType, reason: EventReason, text: str, pod: Pod) -> None:
+        self._record_event(PodEvent(event_type, reason, text, pod.metadata.uid or ""), pod)
 
 
 def _chosen(containers: Sequence[AnyContainer] | None, indexes: Iterable[int]) -> list[AnyContainer]:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from podkeeper.engine.admission import Admission
 from podkeeper.engine.deadlines import ActiveDeadlines
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.engine.history import PodHistory
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.observer import Observer
@@ -62,7 +62,7 @@ class SyncHandlers:
         sources: Collection[str],
         has_seen: Callable[[Iterable[str]], bool],
         collect_dead: Callable[[PodUID, str, bool], None],
-        record: Record,
+        record_event: EventFunction,
         clock: Clock,
         on_removal: RemovalRule = dispatch.on_removal,
         history: PodHistory | None = None,
@@ -85,7 +85,7 @@ class SyncHandlers:
         self._sources = frozenset(sources)
         self._has_seen = has_seen
         self._collect_dead = collect_dead
-        self._record = record
+        self._record_event = record_event
         self._clock = clock
         self._on_removal = on_removal
         self._history = history
@@ -262,7 +262,7 @@ class SyncHandlers:
         rejection = dispatch.rejection(pod, reason, message)
         # As in the kubelet, the rejection is the status Failed. The pod gets no worker.
         self._status.set_pod_status(pod, rejection.status)
-        self._record(rejection.event, pod)
+        self._record_event(rejection.event, pod)
         self._note(uid_of(pod), PodRejected(reason, message))
         self._observer.rejected(reason)
 

@@ -8,7 +8,7 @@ hook at once. `rules.container.hooks` interprets the result. Kubelet counterpart
 import asyncio
 import logging
 
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.model.errors import BadInput, TryLater
 from podkeeper.model.k8s.core import Container, EphemeralContainer, HTTPGetAction, LifecycleHandler, Pod
 from podkeeper.model.messages import EventType, PodEvent
@@ -28,13 +28,13 @@ class HookRunner:
         *,
         commands: Commands,
         prober: Prober,
-        record: Record,
+        record_event: EventFunction,
         version: str,
     ) -> None:
         """`version` is the agent's Kubernetes version (`1.36`) for the User-Agent header."""
         self._commands = commands
         self._prober = prober
-        self._record = record
+        self._record_event = record_event
         self._version = version
 
     async def execute(
@@ -93,7 +93,7 @@ class HookRunner:
         host = url.removeprefix("http://").partition("/")[0]
         text = f"request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
         log.info("hook of pod %s/%s: %s", pod.metadata.namespace, pod.metadata.name, text)
-        self._record(PodEvent(EventType.WARNING, EventReason.HTTP_FALLBACK, text, pod.metadata.uid or ""), pod)
+        self._record_event(PodEvent(EventType.WARNING, EventReason.HTTP_FALLBACK, text, pod.metadata.uid or ""), pod)
 
 
 def _with_ports_of(container: Container | EphemeralContainer) -> Container:

@@ -71,19 +71,19 @@ class ImageGCManager:
         runtime: ImageRuntime,
         clock: Clock,
         policy: GcPolicy,
-        record: Callable[[PodEvent], None],
+        record_event: Callable[[PodEvent], None],
         pinned: Collection[str] = (),
         pulls: ImagePullManager | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`record` records events about the node. `pinned` names the images that are never removed.
+        """`record_event` records events about the node. `pinned` names the images that are never removed.
 
         `pulls` drops its records of images that no longer exist.
         """
         self._runtime = runtime
         self._clock = clock
         self._policy = policy
-        self._record = record
+        self._record_event = record_event
         self._pinned = tuple(pinned)
         self._pulls = pulls
         self._observer = observer or Observer()
@@ -108,7 +108,7 @@ class ImageGCManager:
             # The kubelet also records only repeated failures, because the runtime may just be starting.
             if failed_before:
                 log.error("image GC failed again: %s", error)
-                self._record(PodEvent(EventType.WARNING, GC_FAILED, str(error)))
+                self._record_event(PodEvent(EventType.WARNING, GC_FAILED, str(error)))
             else:
                 log.warning("image GC failed, will retry in %g s: %s", PERIOD_SECONDS, error)
         except Exception:
@@ -127,7 +127,7 @@ class ImageGCManager:
                 return
             if usage.capacity_bytes <= 0:
                 text = "invalid capacity 0 on image filesystem"
-                self._record(PodEvent(EventType.WARNING, NO_CAPACITY, text))
+                self._record_event(PodEvent(EventType.WARNING, NO_CAPACITY, text))
                 raise ImageGCFailed(text)
             wanted = bytes_to_free(usage, self._policy)
             if wanted <= 0:
@@ -136,7 +136,7 @@ class ImageGCManager:
             freed = await self._free_space(wanted, unused, now)
             if freed < wanted:
                 text = insufficient_space_message(usage, freed)
-                self._record(PodEvent(EventType.WARNING, SPACE_SHORT, text))
+                self._record_event(PodEvent(EventType.WARNING, SPACE_SHORT, text))
                 raise ImageGCFailed(text)
 
     async def _detect_images(self) -> tuple[float, list[TrackedImage]]:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from podkeeper.engine.background import Spawn
 from podkeeper.engine.backoff import DurableBackoff
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.engine.image_pull_manager import ImagePullManager
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import ImagePullFailed, TryLater
@@ -81,7 +81,7 @@ class ImageManager:
         *,
         runtime: Images,
         clock: Clock,
-        record: Record,
+        record_event: EventFunction,
         spawn: Spawn,
         pulls: DurableBackoff,
         curve: Curve = DEFAULT_CURVE,
@@ -92,7 +92,7 @@ class ImageManager:
         """`node_configs` returns the docker configurations of the node, which apply to every pod."""
         self._runtime = runtime
         self._clock = clock
-        self._record = record
+        self._record_event = record_event
         self._spawn = spawn
         self._backoff = pulls
         self._curve = curve
@@ -110,7 +110,7 @@ class ImageManager:
         reference = with_default_tag(image)
         if reference is None:
             failure = invalid_name_failure(image)
-            self._record(warning(pod, container.name, EventReason.INSPECT_FAILED, failure.message), pod)
+            self._record_event(warning(pod, container.name, EventReason.INSPECT_FAILED, failure.message), pod)
             return NotStarted(failure)
         request = _ImageRequest(pod, container, image, reference)
         policy = policy_of(container.image_pull_policy, image)
@@ -119,14 +119,14 @@ class ImageManager:
             present = None if policy is PullPolicy.ALWAYS else await self._runtime.image(reference)
         except TryLater as error:
             failure = inspect_failure(image, str(error))
-            self._record(warning(pod, container.name, EventReason.INSPECT_FAILED, failure.message), pod)
+            self._record_event(warning(pod, container.name, EventReason.INSPECT_FAILED, failure.message), pod)
             return NotStarted(failure)
         if present is not None and await self._may_use(request, present, secrets):
-            self._record(normal(pod, container.name, EventReason.PULLED, already_present_message(image)), pod)
+            self._record_event(normal(pod, container.name, EventReason.PULLED, already_present_message(image)), pod)
             return present
         if pull_step(policy, present=False) is PullStep.GIVE_UP:
             failure = never_pull_failure(image)
-            self._record(warning(pod, container.name, EventReason.NEVER_PULL, failure.message), pod)
+            self._record_event(warning(pod, container.name, EventReason.NEVER_PULL, failure.message), pod)
             return NotStarted(failure)
         return await self._pull(request, secrets)
 
@@ -150,9 +150,9 @@ class ImageManager:
         # other credentials.
         held = self._backoff.hold_pull(pod, request.image, self._curve_of(pod))
         if held is not None:
-            self._record(replace(held.event, container_path=container_path(pod, name)), pod)
+            self._record_event(replace(held.event, container_path=container_path(pod, name)), pod)
             return NotStarted(StartFailure(held.reason, held.message), held.until)
-        self._record(normal(pod, name, EventReason.PULLING, f'Pulling image "{request.image}"'), pod)
+        self._record_event(normal(pod, name, EventReason.PULLING, f'Pulling image "{request.image}"'), pod)
         begun = self._clock.monotonic()
         credentials = await self._credentials(request.reference, secrets)
         try:
@@ -171,7 +171,7 @@ class ImageManager:
         size = pulled.image.size_bytes
         # A pod that joined a pull in progress has waited for less than the duration of the pull.
         text = pulled_message(request.image, min(pulled.seconds, waited), waited, size)
-        self._record(normal(pod, name, EventReason.PULLED, text), pod)
+        self._record_event(normal(pod, name, EventReason.PULLED, text), pod)
         self._observer.image_pulled(waited, size)
         return pulled.image
 
@@ -179,7 +179,7 @@ class ImageManager:
         pod, image = request.pod, request.image
         log.warning("image %s not pulled for pod %s, will retry: %s", image, format_pod(pod), error)
         text = f'Failed to pull image "{image}": {error}'
-        self._record(warning(pod, request.container.name, EventReason.FAILED, text), pod)
+        self._record_event(warning(pod, request.container.name, EventReason.FAILED, text), pod)
         reason = error.reason if isinstance(error, ImagePullFailed) else IMAGE_PULL_ERROR
         failure = pull_failure(image, str(error), reason)
         cause = f"{failure.reason}: {failure.message}"

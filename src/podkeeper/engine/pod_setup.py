@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from podkeeper.engine.background import Spawn
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.model.errors import AgentError, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -49,12 +49,12 @@ class PodSetup:
         *,
         volumes: Volumes,
         cgroups: Cgroups,
-        record: Record,
+        record_event: EventFunction,
         spawn: Spawn,
     ) -> None:
         self._volumes = volumes
         self._cgroups = cgroups
-        self._record = record
+        self._record_event = record_event
         self._spawn = spawn
         self._prepared: dict[PodUID, Prepared] = {}
         self._in_flight: dict[PodUID, asyncio.Future[Any]] = {}
@@ -101,7 +101,7 @@ class PodSetup:
         return prepared
 
     def _warn(self, reason: str, message: str, pod: Pod) -> None:
-        self._record(PodEvent(EventType.WARNING, reason, message, uid_of(pod)), pod)
+        self._record_event(PodEvent(EventType.WARNING, reason, message, uid_of(pod)), pod)
 
     async def _complete(self, uid: PodUID, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a call after the earlier calls of the same pod. A call that has begun is completed."""

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.errors import TryLater
@@ -34,12 +34,12 @@ class Preemption:
         self,
         *,
         workers: PodWorkers,
-        record: Record,
+        record_event: EventFunction,
         clock: Clock,
         observer: Observer | None = None,
     ) -> None:
         self._workers = workers
-        self._record = record
+        self._record_event = record_event
         self._clock = clock
         self._observer = observer or Observer()
         self._held: set[PodUID] = set()
@@ -84,7 +84,7 @@ class Preemption:
         log.info("preempting pod %s for critical pod %s: not enough %s", full_name(victim), full_name(pod), resource)
         event = PodEvent(EventType.WARNING, PREEMPTED.reason, PREEMPTED.message, victim.metadata.uid or "")
         try:
-            self._record(event, victim)
+            self._record_event(event, victim)
             # With the victim's own grace period, as in the kubelet.
             await self._workers.kill_pod(victim, evict=True, status_function=preempted_status)
             self._observer.preempted(resource)

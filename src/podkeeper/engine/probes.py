@@ -4,7 +4,7 @@
 
 In: pods as they start and end (`add_pod`, `stop_liveness_and_startup`, `remove_pod`, `keep_only`), each container that
 this agent creates (`claim`), and `wake` for a container that only waits for its readiness probe. Out: the results
-(`view`, `liveness`, `startup`), each changed result through `send`, events through `record`. Guarantees:
+(`view`, `liveness`, `startup`), each changed result through `send`, events through `record_event`. Guarantees:
 
 * An idle probe is a timer, not a task. A task exists only while a probe is executed.
 * Each worker has at most one execution in flight. If it misses ticks meanwhile, it ticks once afterwards.
@@ -25,7 +25,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from podkeeper.concurrency.slots import Slots
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus
@@ -128,7 +128,7 @@ class ProbeManager:
         execute: Execute,
         status_of: Callable[[PodUID], PodStatus | None],
         send: Callable[[ProbeUpdate], None],
-        record: Record,
+        record_event: EventFunction,
         clock: Clock,
         observer: Observer | None = None,
         slots: int = SLOTS,
@@ -137,7 +137,7 @@ class ProbeManager:
         self._execute_once = execute
         self._status_of = status_of
         self._send = send
-        self._record = record
+        self._record_event = record_event
         self._clock = clock
         self._began = clock.monotonic()
         self._observer = observer or Observer()
@@ -409,7 +409,7 @@ class ProbeManager:
             return None
         if conclusion.event is not None:
             path = _container_path(group.pod, target.container)
-            self._record(replace(conclusion.event, uid=group.uid, container_path=path), group.pod)
+            self._record_event(replace(conclusion.event, uid=group.uid, container_path=path), group.pod)
         if conclusion.result is not None:
             seconds = self._clock.monotonic() - began
             self._observer.probed(group.pod, target.container.name, target.kind, conclusion.result, seconds)

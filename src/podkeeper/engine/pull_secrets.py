@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, Secret
 from podkeeper.model.messages import EventType, PodEvent, PodUID
@@ -28,10 +28,10 @@ _FAILED: Final = "FailedToRetrieveImagePullSecret"
 class PullSecrets:
     """Reads the pull secrets of a pod from the API for each sync that may pull."""
 
-    def __init__(self, *, objects: ObjectReader | None, record: Record) -> None:
+    def __init__(self, *, objects: ObjectReader | None, record_event: EventFunction) -> None:
         """`objects` reads Secrets, or is None without an API."""
         self._objects = objects
-        self._record = record
+        self._record_event = record_event
 
     # No-ops: `pull_secrets` reads Secrets on demand. An implementation with a cache per pod, as in the kubelet, needs
     # both calls.
@@ -58,7 +58,7 @@ class PullSecrets:
             names = ", ".join(failed)
             text = f"Unable to retrieve some image pull secrets ({names}); "
             text += "attempting to pull the image may not succeed."
-            self._record(PodEvent(EventType.WARNING, _FAILED, text, pod.metadata.uid or ""), pod)
+            self._record_event(PodEvent(EventType.WARNING, _FAILED, text, pod.metadata.uid or ""), pod)
         return found
 
     async def _secret(self, pod: Pod, name: str) -> Secret | None:

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from podkeeper.engine.backoff import DurableBackoff
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.images import ImageManager
 from podkeeper.engine.stopper import PodStopper
@@ -81,7 +81,7 @@ class ContainerStarter:
         restarts: DurableBackoff,
         claim: Callable[[PodUID, str, str], None],
         clock: Clock,
-        record: Record,
+        record_event: EventFunction,
         host_ips: Callable[[], tuple[str, ...]],
         allocatable: Callable[[], Amounts],
         curve: Curve = DEFAULT_CURVE,
@@ -100,7 +100,7 @@ class ContainerStarter:
         self._restarts = restarts
         self._claim = claim
         self._clock = clock
-        self._record = record
+        self._record_event = record_event
         self._host_ips = host_ips
         self._allocatable = allocatable
         self._curve = curve
@@ -140,7 +140,7 @@ class ContainerStarter:
             return self._failed(pod, container, CREATE_ERROR, error)
         # Claim before the start, because a start that reports an error may still have taken effect.
         self._claim(uid_of(pod), container.name, container_id)
-        self._record(normal(pod, container.name, EventReason.CREATED, "Container created"), pod)
+        self._record_event(normal(pod, container.name, EventReason.CREATED, "Container created"), pod)
         if not self._may_start(uid_of(pod)):
             return None  # the container is removed with the pod
         try:
@@ -148,7 +148,7 @@ class ContainerStarter:
         except TryLater as error:
             return self._failed(pod, container, RUN_ERROR, error, container_id)
         log.info("started container %s of pod %s, attempt %s", container.name, format_pod(pod), config.attempt)
-        self._record(normal(pod, container.name, EventReason.STARTED, "Container started"), pod)
+        self._record_event(normal(pod, container.name, EventReason.STARTED, "Container started"), pod)
         return await self._run_hook(pod, container, container_id, record, place)
 
     async def _remove_unstarted(self, pod: Pod, container: AnyContainer, record: PodRecord) -> None:
@@ -174,7 +174,7 @@ class ContainerStarter:
         held = self._restarts.begin_restart(pod, container, record, curve)
         if held is None:
             return None
-        self._record(replace(held.event, container_path=container_path(pod, container.name)), pod)
+        self._record_event(replace(held.event, container_path=container_path(pod, container.name)), pod)
         return NotStarted(StartFailure(held.reason, held.message), held.until)
 
     async def _run_hook(
@@ -190,7 +190,7 @@ class ContainerStarter:
             return None
         log.warning("postStart hook of container %s of pod %s failed: %s", container.name, format_pod(pod), failure)
         # The event does not contain the failure, because command output may contain secrets.
-        self._record(warning(pod, container.name, EventReason.POST_START_FAILED, "PostStartHook failed"), pod)
+        self._record_event(warning(pod, container.name, EventReason.POST_START_FAILED, "PostStartHook failed"), pod)
         kill = ContainerToKill(container_id, container.name, "FailedPostStartHook", KillReason.FAILED_POST_START_HOOK)
         running = ContainerRecord(id=container_id, name=container.name, state=RecordState.RUNNING)
         # The record is from before the start, so it lacks the container to stop.
@@ -255,7 +255,7 @@ class ContainerStarter:
         return NotStarted(StartFailure(reason, str(error)))
 
     def _fail(self, pod: Pod, container: AnyContainer, text: str, container_id: str = "") -> None:
-        self._record(warning(pod, container.name, EventReason.FAILED, text, container_id), pod)
+        self._record_event(warning(pod, container.name, EventReason.FAILED, text, container_id), pod)
 
 
 def _target_id(container: AnyContainer, record: PodRecord) -> str:

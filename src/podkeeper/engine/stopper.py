@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from podkeeper.engine.background import Spawn
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Container, Pod
@@ -111,13 +111,13 @@ class PodStopper:
         runtime: StopRuntime,
         hooks: HookRunner,
         clock: Clock,
-        record: Record,
+        record_event: EventFunction,
         spawn: Spawn,
     ) -> None:
         self._runtime = runtime
         self._hooks = hooks
         self._clock = clock
-        self._record = record
+        self._record_event = record_event
         self._spawn = spawn
         self._stops: dict[PodUID, dict[str, _ContainerStop]] = {}  # by pod and container ID, until it has exited
 
@@ -194,7 +194,7 @@ class PodStopper:
             stop = stops[container.id] = _ContainerStop(container, pod, pod_ip, grace, now)
             text = message or f"Stopping container {container.name}"
             log.info("stopping container %s of pod %s within %s s: %s", container.name, uid, grace.seconds, text)
-            self._record(normal(pod, container.name, EventReason.KILLING, text, container.id), pod or record)
+            self._record_event(normal(pod, container.name, EventReason.KILLING, text, container.id), pod or record)
         else:
             stop.shorten(grace, now)
         if stop.task is None or stop.task.done():
@@ -248,7 +248,7 @@ class PodStopper:
         if failure is not None:
             log.warning("preStop hook of container %s of pod %s failed: %s", container.name, pod.metadata.uid, failure)
             # The event does not contain the failure, because command output may contain secrets.
-            self._record(warning(pod, container.name, EventReason.PRE_STOP_FAILED, "PreStopHook failed"), pod)
+            self._record_event(warning(pod, container.name, EventReason.PRE_STOP_FAILED, "PreStopHook failed"), pod)
 
     async def _wait_for_others(self, stop: _ContainerStop) -> None:
         """Wait for the containers that must exit first, at most until the grace period ends."""

@@ -1,7 +1,7 @@
 """Pod storage: merge the messages of all sources into one ordered stream.
 
 Input: `merge(change)` with one message of one source. Output: `PodUpdate`s and warning events. They are passed to the
-callables `emit` and `record`, in order and before `merge` returns. So `emit` should be the `put` of a queue.
+callables `emit` and `record_event`, in order and before `merge` returns. So `emit` should be the `put` of a queue.
 `rules/merge.py` decides what a message changes, and this module stores the result.
 
 Pods are frozen, so the stored and the emitted pods are the same objects. An invalid message (`BadInput`) changes
@@ -25,7 +25,7 @@ class PodStorage:
         self,
         *,
         emit: Callable[[PodUpdate], None],
-        record: Callable[[PodEvent], None],
+        record_event: Callable[[PodEvent], None],
         now: Callable[[], datetime],
         mode: NotificationMode | str = NotificationMode.INCREMENTAL,
     ) -> None:
@@ -33,7 +33,7 @@ class PodStorage:
             self._mode = NotificationMode(mode)
         except ValueError as error:
             raise BadInput(unsupported("mode", mode, NotificationMode)) from error
-        self._record = record
+        self._record_event = record_event
         self._now = now
         self._pods: dict[str, dict[PodUID, Pod]] = {}
         self._seen: set[str] = set()
@@ -64,7 +64,7 @@ class PodStorage:
         if first_set:
             self._seen.add(source)
         for pod in merged.duplicates:
-            self._record(duplicate_warning(pod, source))
+            self._record_event(duplicate_warning(pod, source))
         everything = () if self._mode is NotificationMode.INCREMENTAL else self.merged_state()
         for update in notifications(self._mode, source, merged, first_set, everything):
             self._publish(update)

@@ -25,7 +25,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from podkeeper.engine.cache import PodCache
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.engine.executor import PlanExecutor
 from podkeeper.engine.mirror_client import MirrorClient
 from podkeeper.engine.observer import Observer
@@ -99,7 +99,7 @@ class PodSyncer:
         moment: Callable[[], float],
         node: Callable[[], NodeView],
         runtime_state: RuntimeState,
-        record: Record,
+        record_event: EventFunction,
         clock: Clock,
         evictions: Sequence[EvictionRule] = (),
         static_conflicts: StaticConflicts | None = None,
@@ -115,7 +115,7 @@ class PodSyncer:
         self._moment = moment
         self._node = node
         self._runtime_state = runtime_state
-        self._record = record
+        self._record_event = record_event
         self._clock = clock
         self._evictions = tuple(evictions)
         self._static_conflicts = static_conflicts
@@ -363,7 +363,7 @@ class PodSyncer:
         published = self._statuses.get_pod_status(uid)
         eviction = self._eviction(pod, published)
         if eviction is PAST_DEADLINE and (published is None or published.reason != eviction.reason):
-            self._record(PodEvent(EventType.NORMAL, eviction.reason, eviction.message, uid), pod)
+            self._record_event(PodEvent(EventType.NORMAL, eviction.reason, eviction.message, uid), pod)
         view = PodView(
             record=record,
             probes=self._probes.view(uid),
@@ -398,7 +398,7 @@ class PodSyncer:
 
     def _warn(self, reason: str, message: str, about: Pod | PodRecord) -> None:
         uid = about.uid if isinstance(about, PodRecord) else uid_of(about)
-        self._record(PodEvent(EventType.WARNING, reason, message, uid), about)
+        self._record_event(PodEvent(EventType.WARNING, reason, message, uid), about)
 
 
 def _has_work(actions: PodActions) -> bool:

@@ -28,7 +28,7 @@ from functools import partial
 from typing import ParamSpec
 
 from podkeeper.engine.cache import PodCache
-from podkeeper.engine.events import Record
+from podkeeper.engine.events import EventFunction
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.syncer import PodSyncer
 from podkeeper.model.errors import AgentError, BadInput, Problem, TryLater
@@ -101,7 +101,7 @@ class PodWorkers:
         syncer: PodSyncer,
         cache: PodCache,
         enqueue: Callable[[PodUID, float], None],
-        record: Record,
+        record_event: EventFunction,
         clock: Clock,
         moment: Callable[[], float],
         states: WorkerTable,
@@ -116,7 +116,7 @@ class PodWorkers:
         self._syncer = syncer
         self._cache = cache
         self._enqueue = enqueue
-        self._record = record
+        self._record_event = record_event
         self._clock = clock
         self._moment = moment
         self._static_pod_ended = static_pod_ended
@@ -220,7 +220,7 @@ class PodWorkers:
             async with asyncio.timeout(request.timeout_seconds):
                 await completed.wait()
         except TimeoutError as error:
-            self._notify("the event recorder", request.update.uid, self._record, request.on_timeout, pod)
+            self._notify("the event recorder", request.update.uid, self._record_event, request.on_timeout, pod)
             raise TryLater(
                 f"cannot kill pod {full_name(pod)} within {request.timeout_seconds} s: its containers may still run"
             ) from error
@@ -307,7 +307,7 @@ class PodWorkers:
                 for signal in signals:
                     self._notify("a kill signal", uid, signal.set)
             case RecordEvent(event=event):
-                self._notify("the event recorder", uid, self._record, event, subject_of(self.state(uid)))
+                self._notify("the event recorder", uid, self._record_event, event, subject_of(self.state(uid)))
             case SyncPod() | SyncTerminatingPod() | SyncTerminatedPod():
                 raise IllegalStep(f"cannot execute {order} for pod {uid}: it must follow a read of the status")
 

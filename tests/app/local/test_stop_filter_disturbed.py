@@ -88,7 +88,7 @@ class Node:
 async def open_node(calls: PortCalls, op: Op) -> AsyncIterator[Node]:
     clock, journal = VirtualClock(), FakeJournal()
     stop_filter = StopFilter(clock=clock, checkpoints=Checkpoints(calls.watch("journal", journal), "stopped/"))
-    storage = PodStorage(emit=lambda _: None, record=lambda _: None, now=clock.now)
+    storage = PodStorage(emit=lambda _: None, record_event=lambda _: None, now=clock.now)
     files, web = Files("file", op), Files("http", Op.SET)
     made = Node(clock, journal, stop_filter, files, web, storage)
     async with asyncio.TaskGroup() as group:

@@ -89,7 +89,7 @@ def test_image_gc_removes_unused_images_of_a_real_runtime(cri_node: CriNode) -> 
                 runtime=runtime,
                 clock=SystemClock(),
                 policy=GcPolicy(high_percent=1, low_percent=0, min_age_seconds=0),
-                record=events.append,
+                record_event=events.append,
                 pinned=others,
             )
             usage = await runtime.image_usage()
