@@ -752,16 +752,6 @@ MUTANTS = (
         ("tests/engine/test_preemption.py", "tests/engine/test_admission.py"),
     ),
     PlantedBug(
-        "record-from-the-middle-of-a-sync-kept",
-        "engine/syncer.py",
-        "            self._with_sandbox.pop(uid, None)\n",
-        "",
-        ("tests/engine/test_syncer_steps.py",),
-        seed=0,
-        workload=("missing-images", "sidecars", "refused-starts"),
-        faults=("runtime-errors",),
-    ),
-    PlantedBug(
         "overwrite-after-an-agreed-batch-missed",
         "engine/status_records.py",
         "return pair is not None and pair[0] is in_api and pair[1] is status",

@@ -78,7 +78,7 @@ class ExecutionHarness:
             runtime=self.bounded,
             images=self.images,
             hooks=hooks,
-            killer=self.stopper,
+            stopper=self.stopper,
             objects=objects,
             restarts=self.restarts,
             claim=lambda uid, name, container_id: self.claimed.append((uid, name, container_id)),
@@ -116,7 +116,7 @@ class ExecutionHarness:
             mounts=mounts or {},
             cgroup_parent="/pods",
             pull_secrets=(),
-            on_sandbox=lambda _, record: self.ready.append(record),
+            on_sandbox=self.ready.append,
         )
 
     def plan_is_empty(self, of: Pod, record: PodRecord) -> bool:

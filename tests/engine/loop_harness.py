@@ -263,7 +263,7 @@ class LoopHarness:
             enqueue=self.inbox.enqueue,
             record_event=lambda event, _: self.events.append(event),
             clock=self.clock,
-            moment=self._moment,
+            inspection_clock=self._moment,
             states=WorkerTable(),
             static_pod_ended=self.inbox.static_pod_ended,
         )

@@ -8,7 +8,7 @@ in_small_node(scenario)
 """
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,15 +17,12 @@ from msgspec.structs import replace
 from podkeeper.app.agent import Agent
 from podkeeper.app.build import Engine, Ports, Settings
 from podkeeper.engine.mirror_client import MirrorClient
-from podkeeper.engine.pull_secrets import PullSecrets
 from podkeeper.model.errors import AgentError
 from podkeeper.model.history import EventRecorded
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import API_SOURCE, CONFIG_SOURCE_ANNOTATION, Op, PodUID, PodUpdate
 from podkeeper.model.pods import uid_of
 from podkeeper.model.times import format_time
-from podkeeper.rules.evict import Eviction
-from podkeeper.rules.images.keyring import PullSecret
 from podkeeper.rules.worker.updates import KillOptions, Update, UpdateType
 from podkeeper.runtimes.fake import Behaviour, FakeRuntime
 from podkeeper.testing import build
@@ -54,24 +51,8 @@ class FakeMirrors:
             raise self.error
 
 
-class FakeReferences:
-    """Record which pods need config maps and secrets."""
-
-    def __init__(self) -> None:
-        self.registered: set[PodUID] = set()
-
-    def register(self, pod: Pod) -> None:
-        self.registered.add(uid_of(pod))
-
-    def unregister(self, uid: PodUID) -> None:
-        self.registered.discard(uid)
-
-    async def pull_secrets(self, pod: Pod) -> tuple[PullSecret, ...]:
-        return ()
-
-
 class SmallEngine(Engine):
-    """An engine with fakes for mirror pods and pull secrets, and with eviction rules."""
+    """An engine with a fake for mirror pods."""
 
     def __init__(self, ports: Ports, settings: Settings, node: "SmallNode") -> None:
         self._small_node = node
@@ -79,12 +60,6 @@ class SmallEngine(Engine):
 
     def _mirror_client(self) -> MirrorClient:
         return stand_in(MirrorClient, self._small_node.mirrors)
-
-    def _pull_secrets(self) -> PullSecrets:
-        return stand_in(PullSecrets, self._small_node.references)
-
-    def _eviction_rules(self) -> Sequence[Callable[[Pod], Eviction | None]]:
-        return [lambda pod: self._small_node.evictions.get(uid_of(pod))]
 
 
 class SmallNode(NodeHarness):
@@ -96,8 +71,7 @@ class SmallNode(NodeHarness):
         super().__init__(FixedJitterClock())
         scripts = {("*", name): behaviour for name, behaviour in (behaviours or {}).items()}
         self.runtime = FakeRuntime(self.clock, behaviours=scripts, delays=delays)
-        self.mirrors, self.references = FakeMirrors(), FakeReferences()
-        self.evictions: dict[PodUID, Eviction] = {}
+        self.mirrors = FakeMirrors()
         self.phases: list[tuple[float, str, str]] = []  # (when, pod, phase) of each change
         self._phase: dict[str, str] = {}
         self._added: dict[PodUID, Pod] = {}

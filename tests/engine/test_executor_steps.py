@@ -85,7 +85,7 @@ class Harness(Observer):
             mounts=MOUNTS,
             cgroup_parent="/pods/web",
             pull_secrets=SECRETS,
-            on_sandbox=lambda pod, record: self.calls.append(("sandbox ready", record)),
+            on_sandbox=lambda record: self.calls.append(("sandbox ready", record)),
         )
 
     async def errors(self, of: Pod, record: PodRecord, actions: PodActions) -> list[str]:

@@ -174,7 +174,7 @@ class PlegHarness:
         self.clock = VirtualClock()
         self.cache = PodCache()
         self.pleg = Pleg(
-            runtime=self.runtime, cache=self.cache, emit=self.emit, clock=self.clock, moment=self.moment,
+            runtime=self.runtime, cache=self.cache, emit=self.emit, clock=self.clock, inspection_clock=self.moment,
             timing=self.timing, observer=self.counts,
         )  # fmt: skip
 

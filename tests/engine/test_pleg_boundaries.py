@@ -656,7 +656,11 @@ def test_pleg_needs_no_observer() -> None:
     async def scenario() -> list[tuple[float, str, LifecycleEventType]]:
         harness = PlegHarness(runtime_with(web=RUNNING))
         pleg = Pleg(
-            runtime=harness.runtime, cache=harness.cache, emit=harness.emit, clock=harness.clock, moment=harness.moment
+            runtime=harness.runtime,
+            cache=harness.cache,
+            emit=harness.emit,
+            clock=harness.clock,
+            inspection_clock=harness.moment,
         )
         running = asyncio.ensure_future(pleg.run())
         await asyncio.sleep(30)

@@ -94,7 +94,7 @@ class Harness:
             runtime=self,
             images=stand_in(ImageManager, self),
             hooks=stand_in(HookRunner, self),
-            killer=stand_in(PodStopper, self),
+            stopper=stand_in(PodStopper, self),
             objects=self if with_objects else None,
             restarts=stand_in(DurableBackoff, self),
             claim=lambda uid, name, container_id: self.call("claim", uid, name, container_id),

@@ -41,7 +41,6 @@ def test_a_pod_starts_becomes_ready_and_is_removed() -> None:
         assert node.phases_of(web) == ["Pending", "Running"]
         assert node.reports_ready(web)
         assert uid_of(web) in node.volumes.mounted_pods()
-        assert node.references.registered == {uid_of(web)}
         sandbox = next(call.given for call in node.runtime.call_log if call.operation == "run_sandbox")
         assert sandbox.cgroup_parent == "/kubepods/poduid-web"
         node.delete_pod(web)
@@ -49,7 +48,6 @@ def test_a_pod_starts_becomes_ready_and_is_removed() -> None:
         assert finished(node, web)
         assert exit_of(node, web) == (0, "Completed")
         assert node.volumes.mounted_pods() == frozenset() == await node.cgroups.list_pods()
-        assert node.references.registered == set()
         assert len(node.agent.engine.probes) == 0
 
     in_small_node(scenario)
@@ -184,20 +182,6 @@ def test_an_evicted_pod_fails_with_the_reason_and_keeps_its_exit_codes() -> None
     in_small_node(
         scenario, behaviours={"app": Behaviour(term_seconds=None), "db": Behaviour(term_seconds=1, term_exit_code=3)}
     )
-
-
-def test_eviction_rules_are_evaluated_in_every_sync() -> None:
-    async def scenario(node: SmallNode) -> None:
-        web = pod("web")
-        node.add(web)
-        await asyncio.sleep(100)
-        node.evictions[uid_of(web)] = Eviction("Evicted", "Too much disk.")
-        node.sync(web)
-        await asyncio.sleep(5)
-        assert (node.status(web).phase, node.status(web).reason) == ("Failed", "Evicted")
-        assert finished(node, web)
-
-    in_small_node(scenario)
 
 
 def test_a_pod_past_its_deadline_fails() -> None:

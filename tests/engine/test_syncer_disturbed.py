@@ -61,9 +61,9 @@ class DisturbedHarness(SyncerHarness):
             executor=stand_in(PlanExecutor, self.calls.watch("executor", self, ERRORS["executor"])),
             pod_setup=stand_in(PodSetup, self.calls.watch("pod_setup", self, ERRORS["pod_setup"])),
             mirrors=stand_in(MirrorClient, self.calls.watch("mirrors", self, ERRORS["mirrors"])),
-            references=stand_in(PullSecrets, self),
+            pull_secrets=stand_in(PullSecrets, self),
             cache=stand_in(PodCache, self.calls.watch("cache", self, ERRORS["cache"])),
-            moment=lambda: MOMENT,
+            inspection_clock=lambda: MOMENT,
             node=lambda: self.node,
             runtime_state=stand_in(RuntimeState, self),
             record_event=self.record,
@@ -79,10 +79,10 @@ class DisturbedHarness(SyncerHarness):
         mounts: Mapping[str, str],
         cgroup_parent: str,
         pull_secrets: Sequence[PullSecret],
-        on_sandbox: Callable[[Pod, PodRecord], None] | None = None,
+        on_sandbox: Callable[[PodRecord], None] | None = None,
     ) -> None:
         if actions.create_sandbox and on_sandbox is not None:
-            on_sandbox(pod, PodRecord(uid=record.uid, sandboxes=(SANDBOX,)))
+            on_sandbox(PodRecord(uid=record.uid, sandboxes=(SANDBOX,)))
         self.seen = RUNNING
         self.step("execute")
 

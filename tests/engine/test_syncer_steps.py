@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import ContainerRecord, NetworkMode, PodRecord, RecordState, SandboxRecord
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.container.hash import container_hash
-from podkeeper.rules.evict import PAST_DEADLINE, Eviction
+from podkeeper.rules.evict import PAST_DEADLINE
 from podkeeper.rules.images.keyring import PullSecret
 from podkeeper.rules.plan import PodActions
 from podkeeper.rules.plan.actions import ContainerToKill
@@ -131,14 +130,12 @@ class SyncerHarness:
         self.liveness_results: Mapping[str, ProbeResult] = {}
         self.started: Mapping[str, ProbeResult] = {}
         self.secrets: Sequence[PullSecret] = ()
-        self.evictions: dict[str, Eviction | None] = {"first": None, "second": None}
         self.finished = False
         self.restarted: list[PodUID] = []
-        self.on_sandbox: Callable[[Pod, PodRecord], None]
+        self.on_sandbox: Callable[[PodRecord], None]
         self.seconds: list[tuple[str, float]] = []
         self.inspections_requested = 0
         optional: dict[str, Any] = {
-            "evictions": [partial(self.evicting, name) for name in self.evictions],
             "static_conflicts": self,
             "observer": self,
         }
@@ -148,9 +145,9 @@ class SyncerHarness:
             executor=stand_in(PlanExecutor, self),
             pod_setup=stand_in(PodSetup, self),
             mirrors=stand_in(MirrorClient, self),
-            references=stand_in(PullSecrets, self),
+            pull_secrets=stand_in(PullSecrets, self),
             cache=stand_in(PodCache, self),
-            moment=lambda: MOMENT,
+            inspection_clock=lambda: MOMENT,
             node=lambda: self.node,
             runtime_state=stand_in(RuntimeState, self),
             record_event=self.record,
@@ -221,7 +218,7 @@ class SyncerHarness:
         mounts: Mapping[str, str],
         cgroup_parent: str,
         pull_secrets: Sequence[PullSecret],
-        on_sandbox: Callable[[Pod, PodRecord], None] | None = None,
+        on_sandbox: Callable[[PodRecord], None] | None = None,
     ) -> None:
         assert on_sandbox is not None
         self.on_sandbox = on_sandbox
@@ -249,7 +246,7 @@ class SyncerHarness:
     def forget(self, uid: PodUID) -> None:
         self.step("forget")
 
-    # PodSetup, mirrors, references.
+    # PodSetup, mirrors, pull secrets.
 
     async def prepare(self, pod: Pod) -> Prepared:
         self.step("prepare")
@@ -264,12 +261,6 @@ class SyncerHarness:
     async def ensure(self, static: Pod, mirror: Pod | None) -> None:
         self.step("mirror")
 
-    def register(self, pod: Pod) -> None:
-        self.step("register")
-
-    def unregister(self, uid: PodUID) -> None:
-        self.step("unregister")
-
     async def pull_secrets(self, pod: Pod) -> Sequence[PullSecret]:
         self.step("pull secrets")
         return self.secrets
@@ -278,9 +269,6 @@ class SyncerHarness:
         self.step("static_conflicts")
 
     # The rest.
-
-    def evicting(self, name: str, pod: Pod) -> Eviction | None:
-        return self.evictions[name]
 
     async def get_newer_than(self, uid: PodUID, since: float | None) -> PodRecord:
         assert since == MOMENT
@@ -338,19 +326,19 @@ def run_scenario(scenario: Callable[[SyncerHarness], Awaitable[object]], *, bare
 ORDERS: dict[str, tuple[Callable[[SyncerHarness], Awaitable[object]], list[str]]] = {
     "a sync prepares the pod before anything starts": (
         sync,
-        ["status", "register", "prepare", "probe", "execute"],
+        ["status", "prepare", "probe", "execute"],
     ),
     "a static pod also gets its mirror pod": (
         lambda harness: sync(harness, STATIC),
-        ["status", "register", "mirror", "prepare", "probe", "static_conflicts", "execute"],
+        ["status", "mirror", "prepare", "probe", "static_conflicts", "execute"],
     ),
     "a static pod with a sandbox does not wait for a predecessor": (
         lambda harness: sync(harness, STATIC, PodRecord(uid=uid_of(WEB), sandboxes=(SANDBOX,))),
-        ["status", "register", "mirror", "prepare", "probe", "execute"],
+        ["status", "mirror", "prepare", "probe", "execute"],
     ),
     "pull secrets are read before the plan is executed, if the pod names any": (
         lambda harness: sync(harness, WITH_SECRET),
-        ["status", "register", "prepare", "probe", "pull secrets", "execute"],
+        ["status", "prepare", "probe", "pull secrets", "execute"],
     ),
     "a pod that ended gets nothing more": (
         lambda harness: sync(harness, pod("web", policy="Never"), record_of(WEB, RecordState.EXITED, 1)),
@@ -358,15 +346,15 @@ ORDERS: dict[str, tuple[Callable[[SyncerHarness], Awaitable[object]], list[str]]
     ),
     "a pod that starts over has lost its dead containers before anything else": (
         start_over,
-        ["collect 1 dead", "inspect", "status", "register", "prepare", "probe", "execute"],
+        ["collect 1 dead", "inspect", "status", "prepare", "probe", "execute"],
     ),
     "terminating publishes, stops, inspects and publishes": (
         terminating,
         ["status", "stop liveness", "kill 30", "stop probes", "inspect", "status"],
     ),
-    "terminated releases volumes, references and cgroup, then reports": (
+    "terminated releases volumes and cgroup, then reports": (
         terminated,
-        ["status", "unmount", "unregister", "remove cgroup", "terminate", "forget"],
+        ["status", "unmount", "remove cgroup", "terminate", "forget"],
     ),
     "a runtime-only pod has no status": (orphaned, ["kill running 1"]),
 }
@@ -442,7 +430,7 @@ def test_a_record_from_one_sync_is_not_used_by_the_next(end: BaseException | Non
     first, second = {"proxy": StartFailure("ErrImagePull")}, {"proxy": StartFailure("ImagePullBackOff")}
 
     async def scenario(harness: SyncerHarness) -> None:
-        harness.meanwhile["execute"] = lambda: harness.on_sandbox(both, sandbox_only)
+        harness.meanwhile["execute"] = lambda: harness.on_sandbox(sandbox_only)
         harness.will_fail_with = first
         if end is None:
             await sync(harness, both)
@@ -465,7 +453,7 @@ def test_a_failed_start_is_published_with_the_sandbox_of_the_same_sync() -> None
     sandbox_only = PodRecord(uid=uid_of(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
 
     async def scenario(harness: SyncerHarness) -> None:
-        harness.meanwhile["execute"] = lambda: harness.on_sandbox(WEB, sandbox_only)
+        harness.meanwhile["execute"] = lambda: harness.on_sandbox(sandbox_only)
         harness.failing = {"execute": TryLater("cannot pull")}
         harness.will_fail_with = {"app": StartFailure("ErrImagePull")}
         with pytest.raises(TryLater):
@@ -482,7 +470,7 @@ def test_a_new_sandbox_is_published_before_its_containers_start() -> None:
     sandbox_only = PodRecord(uid=uid_of(WEB), name="web", namespace="ns", ips=("10.0.0.1",), sandboxes=(SANDBOX,))
 
     async def scenario(harness: SyncerHarness) -> None:
-        harness.meanwhile["execute"] = lambda: harness.on_sandbox(WEB, sandbox_only)
+        harness.meanwhile["execute"] = lambda: harness.on_sandbox(sandbox_only)
         await sync(harness)
         assert [status.pod_ip for status in harness.published_statuses] == [None, "10.0.0.1"]
 
@@ -672,7 +660,7 @@ def test_a_change_causes_a_full_sync(change: Callable[[SyncerHarness], None]) ->
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("step", ["register", "prepare"])
+@pytest.mark.parametrize("step", ["prepare", "probe"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_change_during_a_sync_causes_another_sync(change: Callable[[SyncerHarness], None], step: str) -> None:
     async def scenario(harness: SyncerHarness) -> None:
@@ -807,40 +795,19 @@ def test_the_deadline_of_a_pod_that_this_agent_never_published_is_recorded() -> 
     run_scenario(scenario)
 
 
-DISK_FULL, SHUTDOWN = Eviction("Evicted", "the disk is full"), Eviction("Terminated", "the node shuts down")
+DEADLINES = {
+    "none": (None, None),
+    "ahead": (31, None),
+    "past": (30, (PAST_DEADLINE.reason, PAST_DEADLINE.message)),
+}
 
 
-@pytest.mark.parametrize(
-    "of, first, second, expected",
-    [
-        pytest.param(WEB, None, None, None, id="no reason"),
-        pytest.param(WEB, DISK_FULL, None, DISK_FULL, id="the first"),
-        pytest.param(WEB, None, SHUTDOWN, SHUTDOWN, id="the second"),
-        pytest.param(WEB, DISK_FULL, SHUTDOWN, DISK_FULL, id="the first of two"),
-        pytest.param(LATE, DISK_FULL, SHUTDOWN, PAST_DEADLINE, id="the deadline before all others"),
-        pytest.param(pod("web", deadline=31), DISK_FULL, None, DISK_FULL, id="not a deadline still to come"),
-    ],
-)
-def test_the_first_reason_to_end_a_pod_is_shown(
-    of: Pod, first: Eviction | None, second: Eviction | None, expected: Eviction | None
-) -> None:
+@pytest.mark.parametrize("deadline, expected", DEADLINES.values(), ids=DEADLINES.keys())
+def test_a_pod_ends_at_its_deadline(deadline: int | None, expected: tuple[str, str] | None) -> None:
     async def scenario(harness: SyncerHarness) -> None:
         harness.published = BEGUN
-        harness.evictions.update(first=first, second=second)
-        assert await sync(harness, of, RUNNING) == (expected is not None)
-        shown = harness.published.reason, harness.published.message
-        assert shown == ((expected.reason, expected.message) if expected else (None, None))
-
-    run_scenario(scenario)
-
-
-def test_an_eviction_causes_a_full_sync() -> None:
-    async def scenario(harness: SyncerHarness) -> None:
-        await settle(harness)
-        harness.evictions["second"] = SHUTDOWN
-        harness.probe_view = ProbeView(agent_started=BEGINNING, workers=frozenset({("app", ProbeKind.READINESS)}))
-        assert await sync(harness, record=RUNNING)
-        assert harness.steps == ["status"]
+        assert await sync(harness, pod("web", deadline=deadline), RUNNING) == (expected is not None)
+        assert (harness.published.reason, harness.published.message) == (expected or (None, None))
 
     run_scenario(scenario)
 

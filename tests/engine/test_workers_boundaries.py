@@ -257,7 +257,7 @@ def test_without_errors_no_observer_is_needed_and_nothing_is_logged(caplog: pyte
             enqueue=lambda uid, delay: queued.append((uid, delay)),
             record_event=lambda *_: None,
             clock=VirtualClock(),
-            moment=asyncio.get_running_loop().time,
+            inspection_clock=asyncio.get_running_loop().time,
             states=WorkerTable(),
         )
         running = asyncio.ensure_future(workers.run())

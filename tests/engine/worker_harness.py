@@ -237,7 +237,7 @@ class WorkersHarness:
             enqueue=self._enqueue,
             record_event=self._record,
             clock=clock,
-            moment=moment,
+            inspection_clock=moment,
             states=WorkerTable(),
             static_pod_ended=self._left,
             add_history=self._add_history,

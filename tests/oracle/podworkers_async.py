@@ -125,7 +125,7 @@ class PodWorkersDriver:
             enqueue=world.enqueue,
             record_event=self._record,
             clock=WorldClock(world),
-            moment=lambda: world.now,
+            inspection_clock=lambda: world.now,
             states=WorkerTable(),
         )
         self._running = asyncio.get_running_loop().create_task(self._workers.run())

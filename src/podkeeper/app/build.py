@@ -55,7 +55,7 @@ from podkeeper.engine.static_conflicts import StaticConflicts
 from podkeeper.engine.status import StatusManager
 from podkeeper.engine.stopper import PodStopper
 from podkeeper.engine.storage import PodStorage
-from podkeeper.engine.syncer import EvictionRule, PodSyncer
+from podkeeper.engine.syncer import PodSyncer
 from podkeeper.engine.workers import PodWorkers
 from podkeeper.model.k8s.core import Node, NodeStatus, Pod
 from podkeeper.model.k8s.meta import ObjectMeta
@@ -206,7 +206,7 @@ class Engine:
 
     def _build_observation(self) -> None:
         clock = self.ports.clock
-        self._moment = IncreasingClock(clock)
+        self._inspection_clock = IncreasingClock(clock)
         self._states = WorkerTable(self.settings.timing)
         self.cache = PodCache()
         self.orphans = None if self.ports.api is None else OrphanCheck(api=self.ports.api, clock=clock)
@@ -224,7 +224,7 @@ class Engine:
             cache=self.cache,
             emit=self.inbox.put,
             clock=clock,
-            moment=self._moment,
+            inspection_clock=self._inspection_clock,
             timing=self.settings.relisting,
             observer=self.metrics,
         )
@@ -277,7 +277,7 @@ class Engine:
                 pull_manager=self._image_pulls,
             ),
             hooks=hooks,
-            killer=stopper,
+            stopper=stopper,
             objects=self.ports.objects or self.ports.api,
             restarts=self._restarts,
             claim=self.probes.claim,
@@ -317,9 +317,9 @@ class Engine:
                 spawn=self.background.spawn,
             ),
             mirrors=self.mirrors,
-            references=self._pull_secrets(),
+            pull_secrets=self._pull_secrets(),
             cache=self.cache,
-            moment=self._moment,
+            inspection_clock=self._inspection_clock,
             node=self.node_info.view,
             runtime_state=self.runtime_state,
             record_event=record_event,
@@ -328,7 +328,6 @@ class Engine:
                 runtime=self.runtime, kill=self.executor.kill_running_pod, pods=self.manager
             ),
             observer=self.metrics,
-            evictions=self._eviction_rules(),
         )
         self.workers = PodWorkers(
             syncer=self.syncer,
@@ -336,7 +335,7 @@ class Engine:
             enqueue=self.inbox.enqueue,
             record_event=record_event,
             clock=clock,
-            moment=self._moment,
+            inspection_clock=self._inspection_clock,
             states=self._states,
             static_pod_ended=self.inbox.static_pod_ended,
             add_history=self.history.add,
@@ -353,10 +352,6 @@ class Engine:
 
     def _pull_secrets(self) -> PullSecrets:
         return PullSecrets(objects=self.ports.objects or self.ports.api, record_event=self.events.record)
-
-    def _eviction_rules(self) -> Sequence[EvictionRule]:
-        """Return the eviction rules that each sync checks, in addition to the active deadline. There are none yet."""
-        return ()
 
     # Decisions about all pods: admission, handlers, housekeeping, the loop.
 

@@ -104,7 +104,7 @@ class PlanExecutor:
         mounts: Mapping[str, str],
         cgroup_parent: str,
         pull_secrets: Sequence[PullSecret],
-        on_sandbox: Callable[[Pod, PodRecord], None] | None = None,
+        on_sandbox: Callable[[PodRecord], None] | None = None,
     ) -> None:
         """Execute as much of a plan as possible, then raise the errors. `mounts` are host paths by volume name.
 
@@ -231,7 +231,7 @@ class PlanExecutor:
         attempt: int,
         cgroup_parent: str,
         place: SandboxContext,
-        on_sandbox: Callable[[Pod, PodRecord], None] | None,
+        on_sandbox: Callable[[PodRecord], None] | None,
     ) -> SandboxContext:
         """Create a sandbox and read its addresses."""
         self._observer.sandbox_starting()
@@ -261,7 +261,7 @@ class PlanExecutor:
             self._record_about(EventType.WARNING, EventReason.SANDBOX_STATUS_FAILED, text, pod)
             raise
         if on_sandbox is not None:
-            on_sandbox(pod, seen)
+            on_sandbox(seen)
         # Of this sandbox only. The record may still have an older sandbox with other addresses.
         pod_ips = place.pod_ips if pod.spec.host_network else _addresses(seen, sandbox_id)
         return SandboxContext(

@@ -133,7 +133,7 @@ class Pleg:
         cache: PodCache,
         emit: Callable[[LifecycleEvent], None],
         clock: Clock,
-        moment: Callable[[], float],
+        inspection_clock: Callable[[], float],
         timing: PlegTiming = DEFAULT_PLEG_TIMING,
         observer: Observer | None = None,
     ) -> None:
@@ -141,7 +141,7 @@ class Pleg:
         self._cache = cache
         self._emit = emit
         self._clock = clock
-        self._moment = moment
+        self._inspection_clock = inspection_clock
         self._timing = timing
         self._observer = observer or Observer()
         self._group: asyncio.TaskGroup | None = None
@@ -243,7 +243,7 @@ class Pleg:
         pod.inspection = _InspectionState.RUNNING
         # Before the call, because the runtime may take its snapshot at any moment of the call. The record is at least
         # this new.
-        at = pod.inspected_at = self._moment()
+        at = pod.inspected_at = self._inspection_clock()
         began = self._inspections[uid] = self._clock.monotonic()
         try:
             self._succeeded(uid, pod, await self._pod_record(uid), at)
@@ -360,7 +360,7 @@ class Pleg:
 
     async def _relist(self) -> bool:
         # Events have wall times, cache entries have instants of the monotonic clock. So remember both for this listing.
-        at, wall = self._moment(), self._clock.now()
+        at, wall = self._inspection_clock(), self._clock.now()
         began = self._relist_began = self._clock.monotonic()
         interval = None if self._relisted_at == _NEVER else at - self._relisted_at
         try:

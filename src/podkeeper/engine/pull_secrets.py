@@ -15,7 +15,7 @@ from typing import Final
 from podkeeper.engine.events import EventFunction
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, Secret
-from podkeeper.model.messages import EventType, PodEvent, PodUID
+from podkeeper.model.messages import EventType, PodEvent
 from podkeeper.ports.api import ObjectReader
 from podkeeper.rules.images.keyring import PullSecret, is_readable, pull_secret_of
 from podkeeper.rules.naming import format_pod
@@ -26,19 +26,12 @@ _FAILED: Final = "FailedToRetrieveImagePullSecret"
 
 
 class PullSecrets:
-    """Reads the pull secrets of a pod from the API for each sync that may pull."""
+    """Reads the pull secrets of a pod for each sync that may pull. The kubelet has a cache per pod."""
 
     def __init__(self, *, objects: ObjectReader | None, record_event: EventFunction) -> None:
-        """`objects` reads Secrets, or is None without an API."""
+        """`objects` reads Secrets. None: there is no store of ConfigMaps and Secrets."""
         self._objects = objects
         self._record_event = record_event
-
-    # No-ops: `pull_secrets` reads Secrets on demand. An implementation with a cache per pod, as in the kubelet, needs
-    # both calls.
-
-    def register(self, pod: Pod) -> None: ...
-
-    def unregister(self, uid: PodUID) -> None: ...
 
     async def pull_secrets(self, pod: Pod) -> Sequence[PullSecret]:
         """Return the docker configurations for a pod's images. Record an event if a Secret is not usable."""

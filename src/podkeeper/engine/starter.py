@@ -76,7 +76,7 @@ class ContainerStarter:
         runtime: StartRuntime,
         images: ImageManager,
         hooks: HookRunner,
-        killer: PodStopper,
+        stopper: PodStopper,
         objects: ObjectReader | None,
         restarts: DurableBackoff,
         claim: Callable[[PodUID, str, str], None],
@@ -87,15 +87,16 @@ class ContainerStarter:
         curve: Curve = DEFAULT_CURVE,
         may_start: Callable[[PodUID], bool] = lambda uid: True,
     ) -> None:
-        """`objects` reads ConfigMaps and Secrets, or is None without an API. `claim` receives each created container.
+        """`objects` reads ConfigMaps and Secrets. None: there is no store of ConfigMaps and Secrets.
 
+        `claim` receives each created container.
         `may_start` returns whether a pod may still get containers. It is checked again before the container is created
         and before it is started.
         """
         self._runtime = runtime
         self._images = images
         self._hooks = hooks
-        self._killer = killer
+        self._stopper = stopper
         self._objects = objects
         self._restarts = restarts
         self._claim = claim
@@ -195,7 +196,7 @@ class ContainerStarter:
         running = ContainerRecord(id=container_id, name=container.name, state=RecordState.RUNNING)
         # The record is from before the start, so it lacks the container to stop.
         seen = replace(record, ips=place.pod_ips, containers=(running, *record.containers))
-        for error in await self._killer.kill_containers(pod, seen, (kill,)):
+        for error in await self._stopper.kill_containers(pod, seen, (kill,)):
             log.warning("container %s of pod %s not stopped, will retry: %s", container.name, format_pod(pod), error)
         return NotStarted(StartFailure(POST_START_ERROR, failure))
 

@@ -1,9 +1,9 @@
 """Pod syncer: the four functions that a pod worker calls.
 
-    sync_pod              status -> network? -> references, mirror, cgroup, volumes, probes -> execute the plan
+    sync_pod              status -> network? -> mirror, cgroup, volumes, probes -> execute the plan
     sync_terminating_pod  status -> stop the containers -> inspect: does any still run? -> final status
     sync_terminating_runtime_pod                 stop a pod that only the runtime has
-    sync_terminated_pod   final status -> volumes -> references -> cgroup -> no more updates
+    sync_terminated_pod   final status -> volumes -> cgroup -> no more updates
 
 Input: a pod and a record of it that is newer than its last sync. Output: calls of other modules, and an error if the
 sync must be repeated. Every step can be repeated, so after a crash between two steps the function runs again from its
@@ -17,7 +17,7 @@ in pkg/kubelet/kubelet.go.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -43,7 +43,7 @@ from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.model.times import parse_time
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.container.restart import ALL_CONTAINERS_RESTARTING
-from podkeeper.rules.evict import PAST_DEADLINE, Eviction, deadline_eviction, evicted_status
+from podkeeper.rules.evict import Eviction, deadline_eviction, evicted_status
 from podkeeper.rules.plan import PodActions, compute_pod_actions, is_stranded
 from podkeeper.rules.probe.flags import ProbeView, readiness_wanted_now
 from podkeeper.rules.probe.worker import probes_of
@@ -61,8 +61,6 @@ RUNTIME_POD_GRACE_SECONDS: Final = 1
 NETWORK_NOT_READY = "NetworkNotReady"
 FAILED_KILL = "FailedKillPod"
 SANDBOX_LOST = "SandboxLost"
-
-EvictionRule = Callable[[Pod], Eviction | None]
 
 
 class _SyncStep(Enum):
@@ -94,14 +92,13 @@ class PodSyncer:
         executor: PlanExecutor,
         pod_setup: PodSetup,
         mirrors: MirrorClient,
-        references: PullSecrets,
+        pull_secrets: PullSecrets,
         cache: PodCache,
-        moment: Callable[[], float],
+        inspection_clock: Callable[[], float],
         node: Callable[[], NodeView],
         runtime_state: RuntimeState,
         record_event: EventFunction,
         clock: Clock,
-        evictions: Sequence[EvictionRule] = (),
         static_conflicts: StaticConflicts | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -110,18 +107,16 @@ class PodSyncer:
         self._executor = executor
         self._pod_setup = pod_setup
         self._mirrors = mirrors
-        self._references = references
+        self._pull_secrets = pull_secrets
         self._cache = cache
-        self._moment = moment
+        self._inspection_clock = inspection_clock
         self._node = node
         self._runtime_state = runtime_state
         self._record_event = record_event
         self._clock = clock
-        self._evictions = tuple(evictions)
         self._static_conflicts = static_conflicts
         self._observer = observer or Observer()
         self._without_work: dict[PodUID, _SyncWithoutWork] = {}
-        self._with_sandbox: dict[PodUID, PodRecord] = {}  # records that show the sandbox which the current sync created
         self._starting_over: set[PodUID] = set()  # pods whose containers are from a former run
 
     # The four functions.
@@ -194,8 +189,6 @@ class PodSyncer:
         # The kubelet's order. Only after all of this is released does `terminate_pod` allow the deletion of the API
         # object. Otherwise a controller could start a replacement while the volumes are still in use.
         await self._pod_setup.unmount(uid)
-        # After the unmount: volumes may need their Secrets and ConfigMaps until then.
-        self._references.unregister(uid)
         await self._pod_setup.remove_cgroup(uid)
         self._statuses.terminate_pod(pod)
         self._executor.forget(uid)
@@ -208,12 +201,7 @@ class PodSyncer:
 
     async def _inspect(self, uid: PodUID) -> PodRecord:
         """Return the record of an inspection that begins after this call."""
-        return await self._cache.get_newer_than(uid, self._moment())
-
-    def _on_sandbox(self, pod: Pod, record: PodRecord) -> None:
-        """Publish the addresses of a new sandbox before images are pulled."""
-        self._with_sandbox[uid_of(pod)] = record
-        self._publish(pod, record)
+        return await self._cache.get_newer_than(uid, self._inspection_clock())
 
     # Steps of a sync.
 
@@ -250,8 +238,6 @@ class PodSyncer:
             raise GiveUp(f"cannot continue pod {_name(pod)}: {text}", SANDBOX_LOST)
         # First, as in the kubelet: no volume is mounted and no cgroup created for a pod that cannot start.
         self._require_network(pod)
-        # Before the volumes and variables that read these objects.
-        self._references.register(pod)
         if is_static_pod(pod):
             # Before the volumes, so that the API shows the static pod even if they cannot be mounted. This only queues
             # the mirror pod, because a static pod must not wait for the API.
@@ -276,10 +262,17 @@ class PodSyncer:
         return _SyncStep.CONTAINERS_REMOVED if restarts_all and actions.containers_to_reset else _SyncStep.DONE
 
     async def _execute(self, pod: Pod, record: PodRecord, actions: PodActions, pod_setup: Prepared) -> None:
-        uid = uid_of(pod)
+        uid, newest = uid_of(pod), record
+
+        def on_sandbox(with_sandbox: PodRecord) -> None:
+            """Publish the addresses of a new sandbox before images are pulled."""
+            nonlocal newest
+            newest = with_sandbox
+            self._publish(pod, with_sandbox)
+
         failures = self._executor.failures_of(uid)
         # Only here, because a sync without work must not read Secrets every minute.
-        secrets = await self._references.pull_secrets(pod) if pod.spec.image_pull_secrets else ()
+        secrets = await self._pull_secrets.pull_secrets(pod) if pod.spec.image_pull_secrets else ()
         try:
             await self._executor.execute(
                 pod,
@@ -288,15 +281,14 @@ class PodSyncer:
                 mounts=pod_setup.host_paths,
                 cgroup_parent=pod_setup.cgroup_parent,
                 pull_secrets=secrets,
-                on_sandbox=self._on_sandbox,
+                on_sandbox=on_sandbox,
             )
         except (AgentError, ExceptionGroup):
             if self._executor.failures_of(uid) is not failures:
                 # Publish now, not with the next sync, why a container waits.
-                self._publish(pod, self._with_sandbox.get(uid, record))
+                self._publish(pod, newest)
             raise
         finally:
-            self._with_sandbox.pop(uid, None)
             self._request_inspection(uid)
 
     def _request_inspection(self, uid: PodUID) -> None:
@@ -362,7 +354,7 @@ class PodSyncer:
         uid = uid_of(pod)
         published = self._statuses.get_pod_status(uid)
         eviction = self._eviction(pod, published)
-        if eviction is PAST_DEADLINE and (published is None or published.reason != eviction.reason):
+        if eviction is not None and (published is None or published.reason != eviction.reason):
             self._record_event(PodEvent(EventType.NORMAL, eviction.reason, eviction.message, uid), pod)
         view = PodView(
             record=record,
@@ -378,15 +370,10 @@ class PodSyncer:
         return api_pod_status(pod, view, self._node())
 
     def _eviction(self, pod: Pod, published: PodStatus | None) -> Eviction | None:
-        """Return the first reason why this pod must end, if any."""
-        eviction = None
-        if pod.spec.active_deadline_seconds is not None:
-            eviction = deadline_eviction(pod, published, self._clock.now())
-        for rule in self._evictions:
-            if eviction is not None:
-                break
-            eviction = rule(pod)
-        return eviction
+        """Return the reason why this pod must end, if its active deadline has passed."""
+        if pod.spec.active_deadline_seconds is None:
+            return None
+        return deadline_eviction(pod, published, self._clock.now())
 
     def _measure(self, pod: Pod, observe: Callable[[float], None]) -> None:
         """Report the time since the agent first saw a pod, if it is known."""

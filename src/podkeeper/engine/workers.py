@@ -103,7 +103,7 @@ class PodWorkers:
         enqueue: Callable[[PodUID, float], None],
         record_event: EventFunction,
         clock: Clock,
-        moment: Callable[[], float],
+        inspection_clock: Callable[[], float],
         states: WorkerTable,
         static_pod_ended: Callable[[str], None] = _ignore,
         add_history: Callable[[PodUID, HistoryEvent], None] = _ignore,
@@ -118,7 +118,7 @@ class PodWorkers:
         self._enqueue = enqueue
         self._record_event = record_event
         self._clock = clock
-        self._moment = moment
+        self._inspection_clock = inspection_clock
         self._static_pod_ended = static_pod_ended
         self._history = add_history
         self._observer = observer or Observer()
@@ -350,10 +350,10 @@ class PodWorkers:
                     ended = await self._call(self._status_read(uid), record)
         except Exception as error:
             # Take the time after the sync, so that the next sync waits for an inspection which shows what this one did.
-            ordered.outcome = SyncFailed(self._moment(), self._pause_after(error))
+            ordered.outcome = SyncFailed(self._inspection_clock(), self._pause_after(error))
             self._report_failure(uid, error)
         else:
-            ordered.outcome = Synced(self._moment(), ended)
+            ordered.outcome = Synced(self._inspection_clock(), ended)
             self._add_history(uid, SyncEnded(SyncResult.POD_ENDED if ended else SyncResult.DONE))
 
     def _status_read(self, uid: PodUID) -> Call:
@@ -390,7 +390,7 @@ class PodWorkers:
             return
         if ordered.outcome is None:
             # The task was cancelled. Without an outcome, the worker would wait forever.
-            ordered.outcome = SyncFailed(self._moment())
+            ordered.outcome = SyncFailed(self._inspection_clock())
             self._add_history(uid, SyncEnded(SyncResult.CANCELLED))
         self._report(uid, ordered.outcome)
 
