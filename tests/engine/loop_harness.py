@@ -156,6 +156,9 @@ class FakeStatuses:
     def mirror_changed(self, uid: PodUID) -> None:
         self.changed_mirrors.append(uid)
 
+    def forget_rejection(self, pod: Pod) -> bool:
+        return False
+
     def set_container_readiness(self, uid: PodUID, container_id: str, ready: bool) -> None:
         self.flags.append(("ready", uid, container_id, ready))
 
@@ -269,19 +272,21 @@ class LoopHarness:
         )
         allocatable: dict[str, QuantityLike] = {"cpu": cpu, "memory": "1Ti", "pods": max_pods}
         node = Node(metadata=ObjectMeta(name="node"), status=NodeStatus(allocatable=allocatable))
-        self.admission = Admission(node=lambda: node, workers=self.workers, status=stand_in(StatusManager, self.status))
+        self.admission = Admission(
+            node=lambda: node, workers=self.workers, statuses=stand_in(StatusManager, self.status)
+        )
         self.preemption = Preemption(
             workers=self.workers, record_event=lambda event, _: self.events.append(event), clock=self.clock
         )
         self.deadlines = ActiveDeadlines(
-            status=stand_in(StatusManager, self.status),
+            statuses=stand_in(StatusManager, self.status),
             is_terminating=self.workers.is_pod_termination_requested,
             clock=self.clock,
         )
         self.handlers = SyncHandlers(
             pods=self.pods,
             workers=self.workers,
-            status=stand_in(StatusManager, self.status),
+            statuses=stand_in(StatusManager, self.status),
             deadlines=self.deadlines,
             admission=self.admission,
             preemption=self.preemption,
@@ -297,7 +302,7 @@ class LoopHarness:
             pods=self.pods,
             workers=self.workers,
             runtime=watched_runtime,
-            status=stand_in(StatusManager, self.status),
+            statuses=stand_in(StatusManager, self.status),
             probes=stand_in(ProbeManager, self.probes),
             mirrors=mirrors if calls is None else calls.watch("mirrors", mirrors, {"delete": (TryLater,)}),
             admission=self.admission,

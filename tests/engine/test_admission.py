@@ -59,7 +59,7 @@ def cpu_pod(uid: str, cpu: str = "0", *, port: int = 0, address: str = "", sourc
 
 def admission(*pods: Pod) -> tuple[Admission, Workers, Statuses]:
     workers, statuses = Workers(), Statuses()
-    made = Admission(node=lambda: NODE, workers=workers, status=stand_in(StatusManager, statuses))
+    made = Admission(node=lambda: NODE, workers=workers, statuses=stand_in(StatusManager, statuses))
     for each in pods:
         made.add(each)
     return made, workers, statuses
@@ -165,7 +165,7 @@ def test_a_pod_that_needs_unenforceable_settings_is_rejected() -> None:
         (Enforcement(unsafe_sysctls=("kernel.msg*",)), "None"),
     ):
         made = Admission(
-            node=lambda: NODE, workers=Workers(), status=stand_in(StatusManager, Statuses()), enforcement=enforcement
+            node=lambda: NODE, workers=Workers(), statuses=stand_in(StatusManager, Statuses()), enforcement=enforcement
         )
         assert reason(made.admit(unsafe)) == expected
 

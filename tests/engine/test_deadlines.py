@@ -29,7 +29,7 @@ class Harness:
         self.statuses: dict[PodUID, PodStatus] = {}
         self.terminating: set[PodUID] = set()
         self.deadlines = ActiveDeadlines(
-            status=stand_in(StatusManager, self), is_terminating=self.terminating.__contains__, clock=self
+            statuses=stand_in(StatusManager, self), is_terminating=self.terminating.__contains__, clock=self
         )
 
     def now(self) -> datetime:

@@ -74,20 +74,18 @@ class Harness:
         self.waiting: dict[str, PodUID] = {}
         self.failing: dict[str, Exception] = {}
         self.seen_all = True
-        self.cleared_rejections: list[str | None] = []
+        self.forgotten_rejections: list[str | None] = []
         self.then: Callable[[], None] | None = None
         self.pods = PodManager()
         optional: dict[str, Any] = {
             "on_removal": self.removal,
             "history": stand_in(PodHistory, SimpleNamespace(add=partial(self.call, "history"))),
-            "clear_rejection": self.clear_rejection,
             "observer": stand_in(Observer, SimpleNamespace(rejected=partial(self.call, "rejected"))),
-            "retry": lambda uid: self.call("retry", uid),
         }
         self.handlers = SyncHandlers(
             pods=self.pods,
             workers=stand_in(PodWorkers, self),
-            status=stand_in(StatusManager, self),
+            statuses=stand_in(StatusManager, self),
             deadlines=stand_in(ActiveDeadlines, _Deadlines("deadline", self.call)),
             admission=stand_in(Admission, _Admission(self)),
             preemption=stand_in(Preemption, self),
@@ -140,6 +138,9 @@ class Harness:
     def next_in_line(self, full_name: str) -> PodUID | None:
         return self.waiting.get(full_name)
 
+    def retry(self, uid: PodUID) -> None:
+        self.call("retry", uid)
+
     # Statuses.
 
     def set_pod_status(self, pod: Pod, status: PodStatus) -> None:
@@ -153,6 +154,10 @@ class Harness:
 
     def set_container_startup(self, uid: PodUID, container_id: str, started: bool) -> None:
         self.call("started", uid, container_id, started)
+
+    def forget_rejection(self, pod: Pod) -> bool:
+        self.forgotten_rejections.append(pod.metadata.uid)
+        return pod.metadata.uid in self.rejected
 
     # Preemption, and the rest.
 
@@ -169,10 +174,6 @@ class Harness:
         if pair.pod is None or not all_sources_ready:
             return None
         return build.update(UpdateType.UPDATE, pair.pod, start_time=at)
-
-    def clear_rejection(self, pod: Pod) -> bool:
-        self.cleared_rejections.append(pod.metadata.uid)
-        return pod.metadata.uid in self.rejected
 
     def record(self, event: PodEvent, about: Pod | PodRecord | None) -> None:
         self.call("event", event, about)
@@ -365,7 +366,7 @@ def test_an_update_of_a_mirror_updates_its_static_pod() -> None:
         harness.have(STATIC, source=FILE_SOURCE)
         harness.config(Op.ADD, MIRROR)
         assert harness.take_calls() == [("mirror changed", "static"), update(UpdateType.UPDATE, STATIC, MIRROR)]
-        assert harness.cleared_rejections == ["static"]
+        assert harness.forgotten_rejections == ["static"]
         harness.config(Op.UPDATE, MIRROR)
         assert harness.take_calls() == [update(UpdateType.UPDATE, STATIC, MIRROR)]
         harness.config(Op.REMOVE, MIRROR)

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.engine.admission import Admission
+from podkeeper.engine.bounded_runtime import SlowCall
 from podkeeper.engine.housekeeping import Housekeeping
 from podkeeper.engine.inbox import LoopInbox
 from podkeeper.engine.manager import PodManager
@@ -70,13 +71,14 @@ class Harness:
         self.mounted: frozenset[PodUID] = frozenset()
         self.confirmed: frozenset[PodUID] = frozenset()
         self.rounds: list[tuple[CleanupInput, CleanupPlan]] = []
+        self.slow_call_counts: list[int] = []
         self.inbox = LoopInbox(clock=self.clock)
         self.moves = 0
         self.housekeeping = Housekeeping(
             pods=stand_in(PodManager, self),
             workers=stand_in(PodWorkers, self),
             runtime=_Runtime(self),
-            status=stand_in(StatusManager, self),
+            statuses=stand_in(StatusManager, self),
             probes=stand_in(ProbeManager, _Probes(self)),
             mirrors=stand_in(MirrorClient, _Mirrors(self)),
             admission=stand_in(Admission, self),
@@ -88,6 +90,7 @@ class Harness:
             held=lambda: self.held,
             state_gc=stand_in(StateGC, self),
             observer=stand_in(Observer, self),
+            slow_calls=lambda: (SlowCall("stop_container", "ns/web", 60.0),) * 2,
             inbox=self.inbox if counted else None,
             start_over=self.start_over,
         )
@@ -180,6 +183,9 @@ class Harness:
     def pods_cleaned_up(self, cleanup_input: CleanupInput, plan: CleanupPlan) -> None:
         self.rounds.append((cleanup_input, plan))
         self.call("observe")
+
+    def slow_calls(self, count: int) -> None:
+        self.slow_call_counts.append(count)
 
     # Orphans.
 
@@ -298,6 +304,14 @@ def while_running(
 
 
 # Input and calls of a round.
+
+
+def test_a_round_reports_the_number_of_slow_runtime_calls() -> None:
+    async def scenario(harness: Harness, run_round: Callable[[], Awaitable[None]]) -> None:
+        await run_round()
+        assert harness.slow_call_counts == [2]
+
+    in_rounds(scenario)
 
 
 def test_the_input_of_a_round() -> None:

@@ -1,16 +1,13 @@
 """Garbage collection of what the agent keeps about removed pods."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from podkeeper.engine.backoff import DurableBackoff
-from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.events import EventRecorder
 from podkeeper.engine.manager import PodManager
-from podkeeper.engine.observer import Observer
 from podkeeper.engine.pod_facts import PodFacts
 from podkeeper.engine.state_gc import StateGC
 from podkeeper.engine.status import StatusManager
@@ -22,7 +19,7 @@ from tests.engine.small_node import pod
 WEB = pod("web")
 
 
-class Modules(Observer):
+class Modules:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
@@ -44,9 +41,6 @@ class Modules(Observer):
     def keep_objects(self, pods: Iterable[Pod]) -> None:
         self.calls.append(("objects", *pods))
 
-    def slow_calls(self, count: int) -> None:
-        self.calls.append(("slow calls", count))
-
 
 @pytest.mark.parametrize("has_objects", [True, False])
 def test_removed_pods_are_dropped_everywhere(has_objects: bool) -> None:
@@ -57,13 +51,10 @@ def test_removed_pods_are_dropped_everywhere(has_objects: bool) -> None:
         statuses=stand_in(StatusManager, modules),
         pods=stand_in(PodManager, modules),
         facts=stand_in(PodFacts, modules),
-        runtime=stand_in(BoundedRuntime, SimpleNamespace(slow_calls=lambda: ("call 1", "call 2"))),
-        observer=modules,
         keep_objects=modules.keep_objects if has_objects else None,
     ).collect()
     assert modules.calls == [
         *[("backoff", True, False)] * 2,
         ("events", "web"),
         *([("objects", WEB)] if has_objects else []),
-        ("slow calls", 2),
     ]

@@ -88,6 +88,8 @@ class _Workers:
     def update_pod(self, update: Update) -> None:
         self.updates.append(update)
 
+    def retry(self, uid: PodUID) -> None: ...
+
     def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, PodWorkerSync]:
         self.desired = sorted(desired)
         return self.known
@@ -137,6 +139,9 @@ class _Statuses:
         self.calls.append({"call": "set_pod_status", "uid": uid, **fields})
 
     def mirror_changed(self, uid: PodUID) -> None: ...
+
+    def forget_rejection(self, pod: Pod) -> bool:
+        return False
 
     def set_container_readiness(self, uid: PodUID, container_id: str, ready: bool) -> None:
         self._note_flag("set_container_readiness", uid, container_id, ready)
@@ -204,12 +209,12 @@ class _Node:
         self.inbox = LoopInbox(clock=self.clock)
         pods = PodManager()
         deadlines = ActiveDeadlines(
-            status=stand_in(StatusManager, self.statuses), is_terminating=lambda uid: False, clock=self.clock
+            statuses=stand_in(StatusManager, self.statuses), is_terminating=lambda uid: False, clock=self.clock
         )
         self.handlers = SyncHandlers(
             pods=pods,
             workers=stand_in(PodWorkers, self.workers),
-            status=stand_in(StatusManager, self.statuses),
+            statuses=stand_in(StatusManager, self.statuses),
             deadlines=deadlines,
             admission=stand_in(Admission, self.admission),
             preemption=Preemption(
@@ -225,7 +230,7 @@ class _Node:
             pods=pods,
             workers=stand_in(PodWorkers, self.workers),
             runtime=self.runtime,
-            status=stand_in(StatusManager, self.statuses),
+            statuses=stand_in(StatusManager, self.statuses),
             probes=stand_in(ProbeManager, _Probes()),
             mirrors=stand_in(MirrorClient, self.mirrors),
             admission=stand_in(Admission, self.admission),

@@ -358,12 +358,12 @@ class Engine:
     def _build_loop(self) -> None:
         clock, record_event = self.ports.clock, self.events.record
         deadlines = ActiveDeadlines(
-            status=self.statuses, is_terminating=self.workers.is_pod_termination_requested, clock=clock
+            statuses=self.statuses, is_terminating=self.workers.is_pod_termination_requested, clock=clock
         )
         admission = Admission(
             node=self.node_info.node,
             workers=self.workers,
-            status=self.statuses,
+            statuses=self.statuses,
             enforcement=self.settings.enforcement,
         )
         self.preemption = Preemption(
@@ -382,7 +382,7 @@ class Engine:
         handlers = SyncHandlers(
             pods=self.manager,
             workers=self.workers,
-            status=self.statuses,
+            statuses=self.statuses,
             deadlines=deadlines,
             admission=admission,
             preemption=self.preemption,
@@ -395,15 +395,13 @@ class Engine:
             # 116880).
             on_removal=on_removal_at_once,
             history=self.history,
-            clear_rejection=self.statuses.forget_rejection,
             observer=self.metrics,
-            retry=self.workers.retry,
         )
         self.housekeeping = Housekeeping(
             pods=self.manager,
             workers=self.workers,
             runtime=self.runtime,
-            status=self.statuses,
+            statuses=self.statuses,
             probes=self.probes,
             mirrors=self.mirrors,
             admission=admission,
@@ -415,6 +413,7 @@ class Engine:
             held=self.preemption.held,
             state_gc=self._state_gc(),
             observer=self.metrics,
+            slow_calls=self.runtime.slow_calls,
             inbox=self.inbox,
             start_over=self.syncer.start_over,
         )
@@ -443,8 +442,6 @@ class Engine:
             statuses=self.statuses,
             pods=self.manager,
             facts=self.facts,
-            runtime=self.runtime,
-            observer=self.metrics,
             keep_objects=self.ports.keep_objects,
         )
 
@@ -496,7 +493,7 @@ class Engine:
 
 
 def simple_node(name: str, *, cpu: str = "8", memory: str = "32Gi", pods: int = 110) -> Node:
-    """Return a node with this capacity, for tests, benchmarks and simulations."""
+    """Return a node with this capacity."""
     amounts = {"cpu": cpu, "memory": memory, "pods": str(pods)}
     return Node(
         metadata=ObjectMeta(name=name, uid=f"node-{name}", labels={"kubernetes.io/os": "linux"}),

@@ -33,14 +33,14 @@ class Admission:
         *,
         node: Callable[[], Node],
         workers: WorkerPredicates,
-        status: StatusManager,
+        statuses: StatusManager,
         enforcement: Enforcement | None = None,
     ) -> None:
         """`enforcement` describes what the runtime can enforce. None: this check is skipped."""
         self._node = node
         self._enforcement = enforcement
         self._workers = workers
-        self._status = status
+        self._statuses = statuses
         self._admitted: dict[PodUID, _AdmittedPod] = {}
         self._usage = NodeUsage()
 
@@ -100,5 +100,5 @@ class Admission:
         return bool(finished)
 
     def _is_active(self, pod: Pod) -> bool:
-        published = self._status.get_pod_status(uid_of(pod))
+        published = self._statuses.get_pod_status(uid_of(pod))
         return is_active(pod, None if published is None else published.phase, self._workers)

@@ -33,8 +33,8 @@ RECHECK_TERMINATING = timedelta(seconds=60)  # a source may add a pod with the s
 class ActiveDeadlines:
     """The desired pods that have a deadline, by the time of their next check."""
 
-    def __init__(self, *, status: StatusManager, is_terminating: Callable[[PodUID], bool], clock: Clock) -> None:
-        self._status = status
+    def __init__(self, *, statuses: StatusManager, is_terminating: Callable[[PodUID], bool], clock: Clock) -> None:
+        self._statuses = statuses
         self._is_terminating = is_terminating
         self._clock = clock
         self._pods: dict[PodUID, Pod] = {}
@@ -83,7 +83,7 @@ class ActiveDeadlines:
 
     def _due(self, pod: Pod, uid: PodUID) -> datetime:
         try:
-            deadline = deadline_of(pod, self._status.get_pod_status(uid))
+            deadline = deadline_of(pod, self._statuses.get_pod_status(uid))
         except BadInput as error:
             log.warning("cannot read the start time of pod %s (%s): %s", full_name(pod), uid, error)
             deadline = None

@@ -42,20 +42,13 @@ class RemovalRule(Protocol):
         """Return the update for the worker of a removed pod, if any."""
 
 
-def _ignore(*_: object) -> None: ...
-
-
-def _no(_: object) -> bool:
-    return False
-
-
 class SyncHandlers:
     def __init__(
         self,
         *,
         pods: PodManager,
         workers: PodWorkers,
-        status: StatusManager,
+        statuses: StatusManager,
         deadlines: ActiveDeadlines,
         admission: Admission,
         preemption: Preemption,
@@ -66,19 +59,15 @@ class SyncHandlers:
         clock: Clock,
         on_removal: RemovalRule = dispatch.on_removal,
         history: PodHistory | None = None,
-        clear_rejection: Callable[[Pod], bool] = _no,
         observer: Observer | None = None,
-        retry: Callable[[PodUID], None] = _ignore,
     ) -> None:
         """`has_seen` returns whether these sources have sent their first SET.
 
-        `collect_dead(uid, container_id, everything)` removes dead containers. `clear_rejection` returns whether the pod
-        was rejected before, and drops that status. `retry` repeats the sync of a pod that is not desired. The kubelet
-        has no counterpart of these two.
+        `collect_dead(uid, container_id, everything)` removes dead containers.
         """
         self._pods = pods
         self._workers = workers
-        self._status = status
+        self._statuses = statuses
         self._deadlines = deadlines
         self._admission = admission
         self._preemption = preemption
@@ -89,9 +78,7 @@ class SyncHandlers:
         self._clock = clock
         self._on_removal = on_removal
         self._history = history
-        self._clear_rejection = clear_rejection
         self._observer = observer or Observer()
-        self._retry = retry
         self._handled: set[str] = set()  # sources with at least one handled update
 
     def all_sources_ready(self) -> bool:
@@ -139,9 +126,12 @@ class SyncHandlers:
         _isolated("sync", uid, partial(self._sync, uid))
 
     def retry(self, uid: PodUID) -> None:
-        """Sync a pod whose retry or deadline is due. If it is not desired, repeat its failed cleanup."""
+        """Sync a pod whose retry or deadline is due. If it is not desired, repeat its failed cleanup.
+
+        The kubelet has no counterpart of that repetition.
+        """
         if self._pods.pod_by_uid(uid) is None:
-            _isolated("retry", uid, partial(self._retry, uid))
+            _isolated("retry", uid, partial(self._workers.retry, uid))
         else:
             self.sync(uid)
 
@@ -156,15 +146,15 @@ class SyncHandlers:
     def _add(self, pod: Pod, at: float) -> bool:
         """Handle a new pod. Return True if it was rejected or needs preemption, because that takes longer."""
         self._pods.update(pod)
-        couple = self._pods.couple(pod)
-        if not couple.was_mirror:
+        pair = self._pods.couple(pod)
+        if not pair.was_mirror:
             self._deadlines.follow(pod)
-        elif couple.pod is not None:
+        elif pair.pod is not None:
             # Send the status at once instead of with the next batch (k/k 137309).
-            self._status.mirror_changed(uid_of(couple.pod))
+            self._statuses.mirror_changed(uid_of(pair.pod))
         # In the kubelet, a rejected static pod whose manifest is removed and soon restored is never checked again.
-        never_ran = not couple.was_mirror and self._clear_rejection(pod)
-        match self._addition(couple, at, never_ran=never_ran):
+        never_ran = not pair.was_mirror and self._statuses.forget_rejection(pod)
+        match self._addition(pair, at, never_ran=never_ran):
             case dispatch.AdmissionNeeded(update=update):
                 return self._admit(pod, update)
             case update:
@@ -172,10 +162,10 @@ class SyncHandlers:
         return False
 
     def _addition(
-        self, couple: PodAndMirror, at: float, *, never_ran: bool = False
+        self, pair: PodAndMirror, at: float, *, never_ran: bool = False
     ) -> Update | dispatch.AdmissionNeeded | None:
-        ends = couple.pod is not None and self._workers.is_pod_termination_requested(uid_of(couple.pod))
-        return dispatch.on_addition(couple, at, termination_requested=ends and not never_ran)
+        ends = pair.pod is not None and self._workers.is_pod_termination_requested(uid_of(pair.pod))
+        return dispatch.on_addition(pair, at, termination_requested=ends and not never_ran)
 
     def _update(self, pod: Pod, at: float) -> None:
         self._store(pod)
@@ -187,20 +177,20 @@ class SyncHandlers:
         if not is_mirror_pod(pod):
             self._admission.forget(uid_of(pod))
             self._deadlines.forget(uid_of(pod))
-        couple = self._pods.couple(pod)
-        update = self._on_removal(couple, at, all_sources_ready=self.all_sources_ready())
-        if couple.was_mirror:
+        pair = self._pods.couple(pod)
+        update = self._on_removal(pair, at, all_sources_ready=self.all_sources_ready())
+        if pair.was_mirror:
             self._deliver(update)
         elif update is not None:
             self._workers.update_pod(update)  # also if the pod is held, because it will never start
 
     def _reconcile(self, pod: Pod, at: float) -> None:
         self._store(pod)
-        couple = self._pods.couple(pod)
-        answer = dispatch.on_reconciliation(couple, at)
+        pair = self._pods.couple(pod)
+        answer = dispatch.on_reconciliation(pair, at)
         self._deliver(answer.update)
-        if answer.clean_dead_containers and couple.pod is not None:
-            self._collect_dead(uid_of(couple.pod), "", True)
+        if answer.clean_dead_containers and pair.pod is not None:
+            self._collect_dead(uid_of(pair.pod), "", True)
 
     def _store(self, pod: Pod) -> None:
         """Store the new version of a pod or mirror pod."""
@@ -227,9 +217,9 @@ class SyncHandlers:
     def _set_flags(self, update: ProbeUpdate) -> None:
         answer = dispatch.on_probe_result(update.kind, update.result)
         if answer.ready is not None:
-            self._status.set_container_readiness(update.uid, update.container_id, answer.ready)
+            self._statuses.set_container_readiness(update.uid, update.container_id, answer.ready)
         if answer.started is not None:
-            self._status.set_container_startup(update.uid, update.container_id, answer.started)
+            self._statuses.set_container_startup(update.uid, update.container_id, answer.started)
         if answer.sync:
             self._sync(update.uid)
 
@@ -261,7 +251,7 @@ class SyncHandlers:
         self._admission.forget(uid_of(pod))
         rejection = dispatch.rejection(pod, reason, message)
         # As in the kubelet, the rejection is the status Failed. The pod gets no worker.
-        self._status.set_pod_status(pod, rejection.status)
+        self._statuses.set_pod_status(pod, rejection.status)
         self._record_event(rejection.event, pod)
         self._note(uid_of(pod), PodRejected(reason, message))
         self._observer.rejected(reason)

@@ -30,6 +30,7 @@ from podkeeper.concurrency.backoff import GrowingDelay
 from podkeeper.concurrency.once import LogOnce
 from podkeeper.concurrency.slots import Slots
 from podkeeper.engine.admission import Admission
+from podkeeper.engine.bounded_runtime import SlowCall
 from podkeeper.engine.inbox import LoopInbox
 from podkeeper.engine.manager import PodManager
 from podkeeper.engine.mirror_client import MirrorClient
@@ -124,7 +125,7 @@ class Housekeeping:
         pods: PodManager,
         workers: PodWorkers,
         runtime: PodListing,
-        status: StatusManager,
+        statuses: StatusManager,
         probes: ProbeManager,
         mirrors: MirrorClient,
         admission: Admission,
@@ -136,10 +137,13 @@ class Housekeeping:
         held: Callable[[], Collection[PodUID]] = tuple,
         state_gc: StateGC | None = None,
         observer: Observer | None = None,
+        slow_calls: Callable[[], Sequence[SlowCall]] = tuple,
         inbox: LoopInbox | None = None,
         start_over: Callable[[PodUID], None] = _ignore,
     ) -> None:
-        """`inbox` counts the changes that may require housekeeping. None: no round is skipped.
+        """`slow_calls` returns the slow runtime calls, only for metrics.
+
+        `inbox` counts the changes that may require housekeeping. None: no round is skipped.
 
         `held` returns desired pods that deliberately have no worker yet. `start_over` drops the status of an ended
         pod. Its next sync removes the dead containers before it starts new ones.
@@ -147,7 +151,7 @@ class Housekeeping:
         self._pods = pods
         self._workers = workers
         self._runtime = runtime
-        self._status = status
+        self._statuses = statuses
         self._probes = probes
         self._mirrors = mirrors
         self._admission = admission
@@ -159,6 +163,7 @@ class Housekeeping:
         self._held = held
         self._state_gc = state_gc
         self._observer = observer or Observer()
+        self._slow_calls = slow_calls
         self._listings = (
             _SlowListing("pod cgroups", _none if cgroups is None else cgroups.list_pods),
             _SlowListing("pod directories", _none if volumes is None else volumes.directories),
@@ -241,7 +246,7 @@ class Housekeeping:
                 _isolated(f"start pod {uid} again", partial(self._restart, update))
 
     def _published_phase(self, uid: PodUID) -> str | None:
-        published = self._status.get_pod_status(uid)
+        published = self._statuses.get_pod_status(uid)
         return None if published is None else published.phase
 
     async def clean_up_pods(self, group: asyncio.TaskGroup) -> None:
@@ -263,11 +268,15 @@ class Housekeeping:
             self._orphans.keep_only({PodUID(record.uid) for record in listed})
         seen = self._view(known, listed, cgroups, directories)
         plan = cleanup_plan(seen, self._workers)
-        _isolated("report metrics", partial(self._observer.pods_cleaned_up, seen, plan))
+        _isolated("report metrics", partial(self._report_metrics, seen, plan))
         self._execute(plan, group)
         # A round without the list of the runtime has not shown that there is nothing to do.
         if listed is not None and not plan.has_work:
             self._idle_since = begun
+
+    def _report_metrics(self, seen: CleanupInput, plan: CleanupPlan) -> None:
+        self._observer.pods_cleaned_up(seen, plan)
+        self._observer.slow_calls(len(self._slow_calls()))
 
     def _view(
         self,
@@ -283,7 +292,7 @@ class Housekeeping:
         updated_since = {*self._workers.updated_since_housekeeping(), *self._held()}
         # Only pods without a worker need a phase: a finished pod must not be started again.
         unknown = [uid for pod, _ in desired if (uid := uid_of(pod)) not in known and uid not in updated_since]
-        published = {uid: self._status.get_pod_status(uid) for uid in unknown}
+        published = {uid: self._statuses.get_pod_status(uid) for uid in unknown}
         return CleanupInput(
             desired=desired,
             mirrors=mirrors,
@@ -317,9 +326,9 @@ class Housekeeping:
 
     def _execute(self, plan: CleanupPlan, group: asyncio.TaskGroup) -> None:
         _isolated("stop probes", partial(self._probes.keep_only, plan.could_run))
-        _isolated("drop statuses", partial(self._status.remove_orphaned_statuses, plan.statuses_to_keep))
-        # The kubelet's order: restarts, then kills, then removals. A removal asks the workers when it begins, so it
-        # must see the pods that this round has restarted (seed 732 lost the directory of a running pod).
+        _isolated("drop statuses", partial(self._statuses.remove_orphaned_statuses, plan.statuses_to_keep))
+        # The kubelet's order: restarts, then kills, then removals. Each removal queries the workers when it begins. It
+        # must already see the pods that this round has restarted (seed 732 lost the directory of a running pod).
         for update in plan.restarts:
             _isolated(f"start pod {update.uid} again", partial(self._restart, update))
         for update in (*plan.terminations, *plan.orphan_kills):

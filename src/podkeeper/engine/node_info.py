@@ -1,7 +1,6 @@
-"""The Node object and the addresses of this machine.
+"""The Node object and the addresses as of the start of the agent.
 
-All methods return current values, because the API may update the Node object of a cluster node. Kubelet counterpart:
-pkg/kubelet/kubelet_getters.go.
+Kubelet counterpart: pkg/kubelet/kubelet_getters.go.
 """
 
 from typing import Protocol

@@ -7,10 +7,8 @@ Housekeeping calls `collect` once per round. Kubelet counterparts: the backoff g
 from collections.abc import Callable, Iterable, Sequence
 
 from podkeeper.engine.backoff import DurableBackoff
-from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.events import EventRecorder
 from podkeeper.engine.manager import PodManager
-from podkeeper.engine.observer import Observer
 from podkeeper.engine.pod_facts import PodFacts
 from podkeeper.engine.status import StatusManager
 from podkeeper.model.k8s.core import Pod
@@ -25,8 +23,6 @@ class StateGC:
         statuses: StatusManager,
         pods: PodManager,
         facts: PodFacts,
-        runtime: BoundedRuntime,
-        observer: Observer,
         keep_objects: Callable[[Iterable[Pod]], None] | None = None,
     ) -> None:
         """`keep_objects` receives the pods whose ConfigMaps and Secrets are still needed."""
@@ -35,8 +31,6 @@ class StateGC:
         self._statuses = statuses
         self._pods = pods
         self._facts = facts
-        self._runtime = runtime
-        self._observer = observer
         self._keep_objects = keep_objects
 
     def collect(self) -> None:
@@ -46,4 +40,3 @@ class StateGC:
         self._events.keep_only(self._statuses.phases().keys())
         if self._keep_objects is not None:
             self._keep_objects(self._pods.pods())
-        self._observer.slow_calls(len(self._runtime.slow_calls()))
