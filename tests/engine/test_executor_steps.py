@@ -15,6 +15,7 @@ from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.pods import AnyContainer
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.model.runtime_calls import Dns, SandboxConfig
+from podkeeper.ports.runtime import Runtime
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.dns import PodDns
 from podkeeper.rules.images.keyring import PullSecret
@@ -56,7 +57,7 @@ class Harness(Observer):
         self.lookup = PodDns(Dns(servers=("10.0.0.53",)))
         self.starts_left = 100
         self.executor = PlanExecutor(
-            runtime=self,
+            runtime=stand_in(Runtime, self),
             starter=stand_in(ContainerStarter, self),
             stopper=stand_in(PodStopper, self),
             record_event=lambda event, about: self.calls.append(("event", event, about)),
@@ -312,7 +313,7 @@ def test_nothing_starts_in_a_terminating_pod(actions: PodActions, starts_left: i
 def test_optional_modules_may_be_missing() -> None:
     async def scenario(harness: Harness) -> None:
         harness.executor = PlanExecutor(
-            runtime=harness,
+            runtime=stand_in(Runtime, harness),
             starter=stand_in(ContainerStarter, harness),
             stopper=stand_in(PodStopper, harness),
             record_event=lambda event, about: None,

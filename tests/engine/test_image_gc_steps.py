@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.image_gc import ImageGCFailed, ImageGCManager
 from podkeeper.engine.image_pull_manager import ImagePullManager
 from podkeeper.engine.observer import Observer
@@ -46,7 +47,7 @@ class Harness:
         self.removed: list[str] = []
         self.clock = VirtualClock()
         self.gc = ImageGCManager(
-            runtime=self,
+            runtime=stand_in(BoundedRuntime, self),
             clock=self.clock,
             policy=policy,
             record_event=self.recorded.append,

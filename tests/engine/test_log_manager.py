@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.log_manager import ContainerLogManager
 from podkeeper.host.clock import SystemClock
 from podkeeper.host.log_files import HostLogFiles
 from podkeeper.model.errors import CallTimedOut, RuntimeRefused, RuntimeUnavailable
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.logs.rotation import RotationPolicy, parts_of
+from tests.doubles import stand_in
 
 RUNNING, EXITED = RecordState.RUNNING, RecordState.EXITED
 SMALL = RotationPolicy(max_bytes=100, max_files=3, interval_seconds=0.01)
@@ -89,7 +91,7 @@ class Harness:
         self.runtime = Writers(root)
         self.gone: set[str] = set()
         self.manager = ContainerLogManager(
-            runtime=self.runtime,
+            runtime=stand_in(BoundedRuntime, self.runtime),
             files=HostLogFiles(root),
             clock=SystemClock(),
             policy=policy,

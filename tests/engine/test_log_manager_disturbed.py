@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.log_manager import ContainerLogManager
 from podkeeper.model.errors import TryLater
 from podkeeper.model.log_tree import ContainerLogs, LogTree
@@ -15,6 +16,7 @@ from podkeeper.testing.interleave import interleave
 from podkeeper.testing.operations import Event, OperationTest
 from podkeeper.testing.port_calls import DOCUMENTED, PortCalls, UnexpectedError
 from podkeeper.testing.virtual_time import VirtualClock
+from tests.doubles import stand_in
 
 WEB, GONE = "ns_web_uid-web", "ns_gone_uid-gone"
 POLICY = RotationPolicy(max_bytes=100, max_files=4, interval_seconds=10)
@@ -44,7 +46,7 @@ class Node:
         self._open: list[int] = []
         self._reopen()
         self.manager = ContainerLogManager(
-            runtime=calls.watch("runtime", self),
+            runtime=stand_in(BoundedRuntime, calls.watch("runtime", self)),
             files=calls.watch("files", self, ERRORS),
             clock=VirtualClock(),
             policy=POLICY,

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.log_manager import ContainerLogManager
 from podkeeper.model.errors import RuntimeRefused, TryLater
 from podkeeper.model.log_tree import ContainerLogs, LogTree
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.logs.rotation import RotationPolicy
 from podkeeper.testing.virtual_time import VirtualClock, simulate
+from tests.doubles import stand_in
 
 RUNNING, EXITED = RecordState.RUNNING, RecordState.EXITED
 WEB = "ns_web_uid-web"
@@ -42,7 +44,11 @@ class Harness:
         self.runs: list[float] = []
         self.clock = VirtualClock()
         self.manager = ContainerLogManager(
-            runtime=self, files=self, clock=self.clock, policy=policy, is_gone=lambda uid: uid in self.gone
+            runtime=stand_in(BoundedRuntime, self),
+            files=self,
+            clock=self.clock,
+            policy=policy,
+            is_gone=lambda uid: uid in self.gone,
         )
 
     def have(self, sizes: dict[str, int], *containers: ContainerRecord) -> None:

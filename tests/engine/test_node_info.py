@@ -3,11 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.node_info import NodeInfo
 from podkeeper.model.k8s.core import Node, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeStatus
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.quantity import parse_quantity
 from podkeeper.rules.status.pod import NodeView
+from tests.doubles import stand_in
 
 NODE = Node(metadata=ObjectMeta(name="n1", uid="uid-n1"), status=NodeStatus(allocatable={"cpu": "4"}))
 IPS = ("192.0.2.1", "2001:db8::1")
@@ -19,7 +21,7 @@ class Runtime:
 
 def info(*handlers: NodeRuntimeHandler) -> NodeInfo:
     node = replace(NODE, status=replace(NODE.status, runtime_handlers=handlers or None))
-    return NodeInfo(node=node, host_ips=IPS, runtime=Runtime())
+    return NodeInfo(node=node, host_ips=IPS, runtime=stand_in(BoundedRuntime, Runtime()))
 
 
 def handler(name: str, supported: bool | None) -> NodeRuntimeHandler:
@@ -42,7 +44,7 @@ def test_the_view_for_statuses(handlers: tuple[NodeRuntimeHandler, ...], expecte
 
 def test_the_runtime_name_is_read_each_time() -> None:
     runtime = Runtime()
-    node = NodeInfo(node=NODE, host_ips=(), runtime=runtime)
+    node = NodeInfo(node=NODE, host_ips=(), runtime=stand_in(BoundedRuntime, runtime))
     runtime.name = "containerd"
     assert node.view().runtime_name == "containerd"
 

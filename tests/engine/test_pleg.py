@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.cache import PodCache
 from podkeeper.engine.observer import Observer
 from podkeeper.engine.pleg import Pleg, PlegTiming
@@ -18,6 +19,7 @@ from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState, SandboxRecord
 from podkeeper.model.runtime_calls import RuntimeEvent, RuntimeEventType
 from podkeeper.testing.virtual_time import BEGINNING, VirtualClock, simulate
+from tests.doubles import stand_in
 
 CREATED, RUNNING, EXITED, UNKNOWN = RecordState
 STARTED, DIED, REMOVED, CHANGED, SYNC = LifecycleEventType
@@ -174,9 +176,14 @@ class PlegHarness:
         self.clock = VirtualClock()
         self.cache = PodCache()
         self.pleg = Pleg(
-            runtime=self.runtime, cache=self.cache, emit=self.emit, clock=self.clock, inspection_clock=self.moment,
-            timing=self.timing, observer=self.counts,
-        )  # fmt: skip
+            runtime=stand_in(BoundedRuntime, self.runtime),
+            cache=self.cache,
+            emit=self.emit,
+            clock=self.clock,
+            inspection_clock=self.moment,
+            timing=self.timing,
+            observer=self.counts,
+        )
 
     def moment(self) -> float:
         self.last = max(now(), nextafter(self.last, inf))

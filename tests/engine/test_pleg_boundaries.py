@@ -10,12 +10,14 @@ from math import inf, nextafter
 
 import pytest
 
+from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.pleg import Pleg, PlegTiming, SlowInspection
 from podkeeper.model.errors import RuntimeUnavailable
 from podkeeper.model.messages import LifecycleEvent, LifecycleEventType, PodUID
 from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.model.runtime_calls import RuntimeEvent
 from podkeeper.testing.virtual_time import BEGINNING, simulate
+from tests.doubles import stand_in
 from tests.engine.test_pleg import (
     CREATED,
     DB,
@@ -656,7 +658,7 @@ def test_pleg_needs_no_observer() -> None:
     async def scenario() -> list[tuple[float, str, LifecycleEventType]]:
         harness = PlegHarness(runtime_with(web=RUNNING))
         pleg = Pleg(
-            runtime=harness.runtime,
+            runtime=stand_in(BoundedRuntime, harness.runtime),
             cache=harness.cache,
             emit=harness.emit,
             clock=harness.clock,

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from podkeeper.engine.backoff import DurableBackoff
+from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.images import ImageManager
 from podkeeper.engine.starter import ContainerStarter
@@ -91,7 +92,7 @@ class Harness:
         self.objects: dict[str, ConfigMap | Secret] = {}
         self.ends_with = ""  # the pod is deleted during the call of this name
         self.starter = ContainerStarter(
-            runtime=self,
+            runtime=stand_in(BoundedRuntime, self),
             images=stand_in(ImageManager, self),
             hooks=stand_in(HookRunner, self),
             stopper=stand_in(PodStopper, self),

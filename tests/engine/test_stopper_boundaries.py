@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
+from podkeeper.engine.bounded_runtime import BoundedRuntime
 from podkeeper.engine.hooks import HookRunner
 from podkeeper.engine.stopper import PodStopper
 from podkeeper.model.errors import RuntimeRefused, TryLater
@@ -48,7 +49,7 @@ class Harness:
         self.hook_failure: str | None = None
         self.tasks: list[asyncio.Task[Any]] = []
         self.stopper = PodStopper(
-            runtime=self,
+            runtime=stand_in(BoundedRuntime, self),
             hooks=stand_in(HookRunner, self),
             clock=VirtualClock(),
             record_event=self.record,

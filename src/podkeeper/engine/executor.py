@@ -16,7 +16,7 @@ it. Kubelet counterpart: `SyncPod` in pkg/kubelet/kuberuntime/kuberuntime_manage
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from podkeeper.engine.events import EventFunction
 from podkeeper.engine.observer import Observer
@@ -28,6 +28,7 @@ from podkeeper.model.messages import EventType, PodEvent, PodUID
 from podkeeper.model.pods import AnyContainer
 from podkeeper.model.runtime import PodRecord, RecordState
 from podkeeper.model.runtime_calls import Dns, SandboxConfig
+from podkeeper.ports.runtime import Runtime
 from podkeeper.rules.container.events import EventReason
 from podkeeper.rules.container.grace import KillReason
 from podkeeper.rules.container.restart import is_sidecar
@@ -49,23 +50,11 @@ MAX_PODS_WITH_FAILURES: Final = 20_000
 _NONE: Final[Mapping[str, StartFailure]] = {}
 
 
-class SandboxRuntime(Protocol):
-    """The part of `ports.runtime.Runtime` that the executor uses."""
-
-    async def run_sandbox(self, config: SandboxConfig) -> str: ...
-
-    async def remove_sandbox(self, sandbox_id: str) -> None: ...
-
-    async def remove_container(self, container_id: str) -> None: ...
-
-    async def pod_record(self, uid: PodUID) -> PodRecord: ...
-
-
 class PlanExecutor:
     def __init__(
         self,
         *,
-        runtime: SandboxRuntime,
+        runtime: Runtime,
         starter: ContainerStarter,
         stopper: PodStopper,
         record_event: EventFunction,

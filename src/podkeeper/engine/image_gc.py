@@ -12,15 +12,16 @@ Kubelet counterpart: pkg/kubelet/images/image_gc_manager.go.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from podkeeper.engine.image_pull_manager import ImagePullManager
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import TryLater
 from podkeeper.model.messages import EventType, PodEvent, PodUID
-from podkeeper.model.runtime import ImageFsUsage, ImageRecord, PodRecord
+from podkeeper.model.runtime import PodRecord
 from podkeeper.ports.clock import Clock
+from podkeeper.ports.runtime import Runtime
 from podkeeper.rules.images.gc import (
     GcPolicy,
     TrackedImage,
@@ -46,20 +47,6 @@ FOR_SPACE: Final = "space"
 FOR_AGE: Final = "age"
 
 
-class ImageRuntime(Protocol):
-    """The calls of `ports.runtime` that image garbage collection needs."""
-
-    async def list_images(self) -> Sequence[ImageRecord]: ...
-
-    async def remove_image(self, reference: str) -> None: ...
-
-    async def image_usage(self) -> ImageFsUsage | None: ...
-
-    async def list_pods(self) -> Sequence[PodRecord]: ...
-
-    async def pod_record(self, uid: PodUID) -> PodRecord: ...
-
-
 class ImageGCFailed(TryLater):
     """A run did not free enough space or could not remove an image."""
 
@@ -68,7 +55,7 @@ class ImageGCManager:
     def __init__(
         self,
         *,
-        runtime: ImageRuntime,
+        runtime: Runtime,
         clock: Clock,
         policy: GcPolicy,
         record_event: Callable[[PodEvent], None],

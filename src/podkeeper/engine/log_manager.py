@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from podkeeper.concurrency.once import LogOnce
 from podkeeper.model.errors import TryLater
@@ -28,6 +28,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.logs import LogFiles
+from podkeeper.ports.runtime import Runtime
 from podkeeper.rules.logs.rotation import (
     MIN_INTERVAL_SECONDS,
     NOTHING_TO_DO,
@@ -46,14 +47,6 @@ log = logging.getLogger(__name__)
 REOPEN_SECONDS: Final = 10.0
 
 
-class LogRuntime(Protocol):
-    """The calls of `ports.runtime` that the log manager needs."""
-
-    async def list_pods(self) -> Sequence[PodRecord]: ...
-
-    async def reopen_log(self, container_id: str) -> None: ...
-
-
 _LogKey = tuple[str, str, str]
 """A log: directory of the pod, container, file name."""
 
@@ -70,7 +63,7 @@ class ContainerLogManager:
     def __init__(
         self,
         *,
-        runtime: LogRuntime,
+        runtime: Runtime,
         files: LogFiles,
         clock: Clock,
         policy: RotationPolicy,

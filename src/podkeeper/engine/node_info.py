@@ -3,21 +3,14 @@
 Kubelet counterpart: pkg/kubelet/kubelet_getters.go.
 """
 
-from typing import Protocol
-
 from podkeeper.model.k8s.core import Node
+from podkeeper.ports.runtime import Runtime
 from podkeeper.rules.resources import Amounts, amounts_of
 from podkeeper.rules.status.pod import NodeView
 
 
-class NamedRuntime(Protocol):
-    @property
-    def name(self) -> str:
-        """The prefix of container IDs, such as `containerd`. A CRI runtime reports it with its first answer."""
-
-
 class NodeInfo:
-    def __init__(self, *, node: Node, host_ips: tuple[str, ...], runtime: NamedRuntime) -> None:
+    def __init__(self, *, node: Node, host_ips: tuple[str, ...], runtime: Runtime) -> None:
         self._node = node
         self._host_ips = host_ips
         self._runtime = runtime

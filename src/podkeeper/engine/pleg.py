@@ -26,7 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -39,7 +38,7 @@ from podkeeper.model.messages import LifecycleEvent, PodUID
 from podkeeper.model.runtime import PodRecord
 from podkeeper.model.runtime_calls import RuntimeEvent
 from podkeeper.ports.clock import Clock
-from podkeeper.ports.runtime import Events, Inspection
+from podkeeper.ports.runtime import Runtime
 from podkeeper.rules.relist import (
     ListedPod,
     RelistState,
@@ -61,9 +60,6 @@ _BLANK = RelistState()
 _NAMED = 3  # pods named in one line of the log
 # The kubelet tries a failed inspection again with its next relist, after 1 s.
 _RETRY = GrowingDelay(first_seconds=1.0, longest_seconds=30.0)
-
-
-class WatchedRuntime(Inspection, Events, Protocol): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +125,7 @@ class Pleg:
     def __init__(
         self,
         *,
-        runtime: WatchedRuntime,
+        runtime: Runtime,
         cache: PodCache,
         emit: Callable[[LifecycleEvent], None],
         clock: Clock,

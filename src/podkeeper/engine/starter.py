@@ -13,7 +13,7 @@ configuration. Kubelet counterpart: `startContainer` in pkg/kubelet/kuberuntime/
 
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -30,6 +30,7 @@ from podkeeper.model.runtime import ContainerRecord, ImageRecord, PodRecord, Rec
 from podkeeper.model.runtime_calls import ContainerConfig
 from podkeeper.ports.api import ObjectReader
 from podkeeper.ports.clock import Clock
+from podkeeper.ports.runtime import Runtime
 from podkeeper.rules.backoff.table import DEFAULT_CURVE, Curve
 from podkeeper.rules.backoff.tuning import BackoffKind, curve_for
 from podkeeper.rules.container.downward import PodContext
@@ -57,23 +58,11 @@ POST_START_SECONDS: Final = 3600.0
 """The timeout of a postStart hook, which blocks the syncs of its pod. The kubelet has none."""
 
 
-class StartRuntime(Protocol):
-    """The calls of `ports.runtime` that a start needs."""
-
-    async def create_container(self, sandbox_id: str, config: ContainerConfig) -> str: ...
-
-    async def start_container(self, container_id: str) -> None: ...
-
-    async def remove_container(self, container_id: str) -> None: ...
-
-    async def pod_record(self, uid: PodUID) -> PodRecord: ...
-
-
 class ContainerStarter:
     def __init__(
         self,
         *,
-        runtime: StartRuntime,
+        runtime: Runtime,
         images: ImageManager,
         hooks: HookRunner,
         stopper: PodStopper,

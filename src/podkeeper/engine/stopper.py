@@ -22,7 +22,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from podkeeper.engine.background import Spawn
 from podkeeper.engine.events import EventFunction
@@ -33,6 +32,7 @@ from podkeeper.model.messages import PodUID
 from podkeeper.model.pods import AnyContainer
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.ports.clock import Clock
+from podkeeper.ports.runtime import Runtime
 from podkeeper.rules.container.events import EventReason, normal, warning
 from podkeeper.rules.container.grace import GraceBudget, KillReason, grace_budget
 from podkeeper.rules.container.termination_order import termination_order
@@ -42,14 +42,6 @@ log = logging.getLogger(__name__)
 
 # The kubelet skips containers in an unknown state. They may still run, so they are stopped as well.
 MAY_RUN = (RecordState.RUNNING, RecordState.UNKNOWN)
-
-
-class StopRuntime(Protocol):
-    """The calls of `ports.runtime` that a stop needs. Several stops of one container may be in flight."""
-
-    async def stop_container(self, container_id: str, grace_seconds: float) -> None: ...
-
-    async def stop_sandbox(self, sandbox_id: str) -> None: ...
 
 
 class _ContainerStop:
@@ -108,7 +100,7 @@ class PodStopper:
     def __init__(
         self,
         *,
-        runtime: StopRuntime,
+        runtime: Runtime,
         hooks: HookRunner,
         clock: Clock,
         record_event: EventFunction,
