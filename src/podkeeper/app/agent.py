@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from podkeeper.app.build import Engine
 from podkeeper.engine.bounded_runtime import SlowCall
 from podkeeper.engine.history import Explanation
+from podkeeper.engine.metrics import Metrics
 from podkeeper.model.errors import TryLater
 from podkeeper.model.k8s.core import Pod, PodStatus
 from podkeeper.model.messages import PodUID
@@ -66,6 +67,11 @@ class Agent:
     @property
     def clock(self) -> Clock:
         return self.engine.ports.clock
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics since the start of this agent."""
+        return self.engine.metrics
 
     def health(self) -> tuple[str, ...]:
         """Return problems of the agent itself. Empty if it is healthy."""

@@ -131,5 +131,5 @@ class DemoNode:
             journal=self._journal,
         )
         agent = Agent(Engine(ports, Settings(node=simple_node(NODE_NAME), host_ips=("192.0.2.1",))))
-        self._metrics.append(agent.engine.metrics)
+        self._metrics.append(agent.metrics)
         return agent
