@@ -195,6 +195,7 @@ class Engine:
         self.runtime_state = RuntimeState(self.runtime)
         self.node_info = NodeInfo(node=settings.node, host_ips=settings.host_ips, runtime=self.runtime)
         self.background = Background()
+        self._objects: ObjectReader | None = ports.objects or ports.api
         self._restarts = self._backoff(settings.restart_curve, "restart-backoff/")
         self._pulls = self._backoff(settings.pull_curve, "pull-backoff/")
 
@@ -278,7 +279,7 @@ class Engine:
             ),
             hooks=hooks,
             stopper=stopper,
-            objects=self.ports.objects or self.ports.api,
+            objects=self._objects,
             restarts=self._restarts,
             claim=self.probes.claim,
             clock=clock,
@@ -351,7 +352,7 @@ class Engine:
         )
 
     def _pull_secrets(self) -> PullSecrets:
-        return PullSecrets(objects=self.ports.objects or self.ports.api, record_event=self.events.record)
+        return PullSecrets(objects=self._objects, record_event=self.events.record)
 
     # Decisions about all pods: admission, handlers, housekeeping, the loop.
 
