@@ -1,6 +1,7 @@
 """The plan executor alone: every call to another module, with its arguments, in order."""
 
 from collections.abc import Callable, Coroutine, Sequence
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
@@ -57,7 +58,7 @@ class Harness(Observer):
         self.lookup = PodDns(Dns(servers=("10.0.0.53",)))
         self.starts_left = 100
         self.executor = PlanExecutor(
-            runtime=stand_in(Runtime, self),
+            runtime=cast(Runtime, self),
             starter=stand_in(ContainerStarter, self),
             stopper=stand_in(PodStopper, self),
             record_event=lambda event, about: self.calls.append(("event", event, about)),
@@ -313,7 +314,7 @@ def test_nothing_starts_in_a_terminating_pod(actions: PodActions, starts_left: i
 def test_optional_modules_may_be_missing() -> None:
     async def scenario(harness: Harness) -> None:
         harness.executor = PlanExecutor(
-            runtime=stand_in(Runtime, harness),
+            runtime=cast(Runtime, harness),
             starter=stand_in(ContainerStarter, harness),
             stopper=stand_in(PodStopper, harness),
             record_event=lambda event, about: None,

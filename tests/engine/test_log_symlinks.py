@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from podkeeper.engine.log_symlinks import LogSymlinks
 from podkeeper.model.errors import TryLater
+from podkeeper.model.log_tree import LogLink
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
-from podkeeper.rules.logs.symlinks import LogLink
 from podkeeper.testing.virtual_time import simulate
 
 

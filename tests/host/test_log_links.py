@@ -8,7 +8,7 @@ import pytest
 
 from podkeeper.host.log_links import HostLogLinks
 from podkeeper.model.errors import TryLater
-from podkeeper.rules.logs.symlinks import LogLink
+from podkeeper.model.log_tree import LogLink
 
 
 def test_a_link_leads_to_its_log_until_it_is_removed(tmp_path: Path) -> None:

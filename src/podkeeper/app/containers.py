@@ -32,11 +32,12 @@ from podkeeper.model.errors import BadInput, Problem, TryLater
 from podkeeper.model.k8s.core import NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, Pod
 from podkeeper.model.kubelet_config import KubeletConfiguration
 from podkeeper.model.kubelet_defaults import with_defaults
+from podkeeper.model.log_tree import LogLink
 from podkeeper.model.runtime_calls import ContainerConfig, SandboxConfig
 from podkeeper.ports.clock import Clock
 from podkeeper.rules.admission.admit import Enforcement
 from podkeeper.rules.admission.sysctls import unsafe_sysctl_error
-from podkeeper.rules.logs.symlinks import LogLink, link_name
+from podkeeper.rules.logs.symlinks import link_name
 from podkeeper.rules.naming import hostname_of, pod_log_directory
 from podkeeper.rules.resources import amounts_of
 from podkeeper.runtimes.cri.calls import CriCalls

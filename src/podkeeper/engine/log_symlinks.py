@@ -9,34 +9,21 @@ Kubelet counterpart: `evictPodLogsDirectories` in pkg/kubelet/kuberuntime/kuberu
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from podkeeper.model.errors import TryLater
+from podkeeper.ports.logs import LogLinks
 from podkeeper.ports.runtime import PodListing
-from podkeeper.rules.logs.symlinks import LogLink, dangling_links, links_of
+from podkeeper.rules.logs.symlinks import dangling_links, links_of
 
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 60.0
 
 
-class LinkDirectory(Protocol):
-    """The directory of log links. Errors raise TryLater."""
-
-    async def list_links(self) -> Mapping[str, bool]:
-        """Return all links by name, and whether the target of each exists."""
-
-    async def make(self, links: Sequence[LogLink]) -> None:
-        """Create links to those logs that exist."""
-
-    async def remove(self, names: Sequence[str]) -> None:
-        """Remove links. Missing links are ignored."""
-
-
 class LogSymlinks:
     def __init__(
-        self, *, runtime: PodListing, links: LinkDirectory, log_root: str, period_seconds: float = PERIOD_SECONDS
+        self, *, runtime: PodListing, links: LogLinks, log_root: str, period_seconds: float = PERIOD_SECONDS
     ) -> None:
         self._runtime = runtime
         self._links = links

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from podkeeper.host.file_work import run_file_work
-from podkeeper.rules.logs.symlinks import SUFFIX, LogLink
+from podkeeper.model.log_tree import LogLink
+from podkeeper.rules.logs.symlinks import SUFFIX
 
 
 class HostLogLinks:

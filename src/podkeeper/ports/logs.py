@@ -1,9 +1,9 @@
-"""The log files of containers."""
+"""The log files of containers, and the directory of links to them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from podkeeper.model.log_tree import ContainerLogs, LogTree
+from podkeeper.model.log_tree import ContainerLogs, LogLink, LogTree
 
 
 class LogFiles(Protocol):
@@ -32,3 +32,16 @@ class LogFiles(Protocol):
 
     async def clear(self) -> None:
         """Delete the directories that were put aside."""
+
+
+class LogLinks(Protocol):
+    """A flat directory of symbolic links to logs. Other files in it stay. Errors raise TryLater."""
+
+    async def list_links(self) -> Mapping[str, bool]:
+        """Return all links by name, and whether the target of each exists."""
+
+    async def make(self, links: Sequence[LogLink]) -> None:
+        """Create links to those logs that exist. An existing file of the same name stays."""
+
+    async def remove(self, names: Sequence[str]) -> None:
+        """Remove links. Missing links are ignored."""

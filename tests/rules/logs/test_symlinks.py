@@ -1,7 +1,8 @@
 """Links to logs: names, targets, and dangling links."""
 
+from podkeeper.model.log_tree import LogLink
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
-from podkeeper.rules.logs.symlinks import LogLink, dangling_links, link_name, links_of
+from podkeeper.rules.logs.symlinks import dangling_links, link_name, links_of
 
 RUNS = ContainerRecord(id="aaa", name="app", state=RecordState.RUNNING, restart_count=2)
 ENDED = ContainerRecord(id="bbb", name="app", state=RecordState.EXITED, restart_count=1)

@@ -11,24 +11,15 @@ Kubelet counterparts: legacy.go and `evictPodLogsDirectories` in pkg/kubelet/kub
 
 import posixpath
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from podkeeper.model.log_tree import LogLink
 from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.naming import container_log_path, log_directory_name
 
 SUFFIX: Final = ".log"
 # NAME_MAX of Linux file systems.
 _LONGEST_NAME: Final = 255
-
-
-@dataclass(frozen=True, slots=True)
-class LogLink:
-    """A link: its name in the flat directory, and its target."""
-
-    name: str
-    log: str
-    runs: bool = True  # whether its container runs
 
 
 def link_of(record: PodRecord, container: ContainerRecord, log_root: str) -> LogLink:
