@@ -153,7 +153,7 @@ class Node:
             api=self.api,
             objects=objects,
             journal=journal,
-            subscribe_overuse=volumes.on_over_use,
+            subscribe_overuse=volumes.on_overuse,
             **parts.ports,
         )
         more = {**parts.settings, **self._settings}

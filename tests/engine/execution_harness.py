@@ -59,7 +59,7 @@ class ExecutionHarness:
         self.bounded = BoundedRuntime(watched, clock=self.clock)
         self.background = Background()
         self.prober = FakeProber()
-        self.restarts, self.pulls = (
+        self.restarts, self.pull_backoff = (
             DurableBackoff(table=BackoffTable(), clock=self.clock, checkpoints=Checkpoints(None, "")) for _ in range(2)
         )
         self.recorded: list[PodEvent] = []
@@ -69,7 +69,7 @@ class ExecutionHarness:
         self.hooks = HookRunner(commands=self.bounded, prober=self.prober, record_event=self._record, version="1.36")
         hooks, spawn = self.hooks, self.background.spawn
         self.images = ImageManager(
-            runtime=self.bounded, clock=self.clock, record_event=self._record, spawn=spawn, pulls=self.pulls
+            runtime=self.bounded, clock=self.clock, record_event=self._record, spawn=spawn, backoff=self.pull_backoff
         )
         self.stopper = PodStopper(
             runtime=self.bounded, hooks=hooks, clock=self.clock, record_event=self._record, spawn=spawn

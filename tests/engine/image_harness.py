@@ -63,7 +63,9 @@ class ImageHarness:
             clock=clock,
             record_event=self._record,
             spawn=self.background.spawn,
-            pulls=DurableBackoff(table=BackoffTable(), clock=clock, checkpoints=Checkpoints(journal, "pull-backoff/")),
+            backoff=DurableBackoff(
+                table=BackoffTable(), clock=clock, checkpoints=Checkpoints(journal, "pull-backoff/")
+            ),
             node_configs=self._node_configs,
             pull_manager=self.pull_manager,
         )

@@ -53,7 +53,7 @@ class Harness(Observer):
         self.calls: list[Call] = []
         self.failing: dict[str, TryLater] = {}  # by the name of a call
         self.not_started: dict[str, NotStarted] = {}
-        self.places: list[SandboxContext] = []
+        self.sandboxes: list[SandboxContext] = []
         self.seen = IN_SANDBOX
         self.lookup = PodDns(Dns(servers=("10.0.0.53",)))
         self.starts_left = 100
@@ -123,10 +123,10 @@ class Harness(Observer):
     # Starter and stopper.
 
     async def start(
-        self, pod: Pod, container: AnyContainer, record: PodRecord, place: SandboxContext
+        self, pod: Pod, container: AnyContainer, record: PodRecord, sandbox: SandboxContext
     ) -> NotStarted | None:
         self.call("start", container.name)
-        self.places.append(place)
+        self.sandboxes.append(sandbox)
         return self.not_started.get(container.name)
 
     async def kill_pod(
@@ -175,8 +175,8 @@ def test_containers_start_in_the_sandbox_with_mounts_cgroup_and_secrets() -> Non
     async def scenario(harness: Harness) -> None:
         await harness.execute(WEB, IN_SANDBOX, START)
         assert harness.steps() == ["kill", "begun container", "start app", "begun container", "start proxy"]
-        place = SandboxContext(sandbox_id="s1", pod_ips=("10.0.0.1",), volumes=MOUNTS, pull_secrets=SECRETS)
-        assert harness.places == [place, place]
+        sandbox = SandboxContext(sandbox_id="s1", pod_ips=("10.0.0.1",), volumes=MOUNTS, pull_secrets=SECRETS)
+        assert harness.sandboxes == [sandbox, sandbox]
 
     with_harness(scenario)
 
@@ -215,7 +215,7 @@ def test_a_new_sandbox_passes_its_addresses_to_its_containers() -> None:
             ("start", "app"),
         ]
         ips = ("10.0.0.2", "fd00::2")
-        assert harness.places == [SandboxContext(sandbox_id="s2", pod_ips=ips, volumes=MOUNTS, pull_secrets=SECRETS)]
+        assert harness.sandboxes == [SandboxContext(sandbox_id="s2", pod_ips=ips, volumes=MOUNTS, pull_secrets=SECRETS)]
 
     with_harness(scenario)
 
@@ -225,7 +225,7 @@ def test_a_sandbox_without_an_address_gives_none(sandbox: SandboxRecord) -> None
     async def scenario(harness: Harness) -> None:
         harness.seen = replace(IN_SANDBOX, sandboxes=(sandbox,))
         await harness.execute(WEB, NOTHING, CREATE)
-        assert [place.pod_ips for place in harness.places] == [()]
+        assert [sandbox.pod_ips for sandbox in harness.sandboxes] == [()]
 
     with_harness(scenario)
 
@@ -247,7 +247,7 @@ def test_addresses_of_a_pod(
     async def scenario(harness: Harness) -> None:
         harness.seen = replace(IN_SANDBOX, sandboxes=(SandboxRecord(id="s2", ready=True, ip="10.0.0.2"),))
         await harness.execute(of, replace(IN_SANDBOX, ips=ips), actions)
-        assert {place.pod_ips for place in harness.places} == {expected}
+        assert {sandbox.pod_ips for sandbox in harness.sandboxes} == {expected}
 
     with_harness(scenario)
 

@@ -61,7 +61,7 @@ class ImageGCHarness:
             policy=policy,
             record_event=self.recorded.append,
             pinned=pinned,
-            pulls=stand_in(ImagePullManager, self),
+            pull_manager=stand_in(ImagePullManager, self),
             observer=stand_in(Observer, SimpleNamespace(image_removed=self.removed.append)),
         )
 

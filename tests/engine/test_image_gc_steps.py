@@ -52,7 +52,7 @@ class Harness:
             policy=policy,
             record_event=self.recorded.append,
             pinned=("reg.test/pause:1",),
-            pulls=stand_in(ImagePullManager, self),
+            pull_manager=stand_in(ImagePullManager, self),
             observer=stand_in(Observer, SimpleNamespace(image_removed=self.removed.append)),
         )
 

@@ -66,7 +66,7 @@ class Harness:
             clock=self.clock,
             record_event=lambda event, about: self.calls.append(("event", event)),
             spawn=asyncio.ensure_future,
-            pulls=stand_in(DurableBackoff, self),
+            backoff=stand_in(DurableBackoff, self),
             curve=CURVE,
             observer=_Observer(self),
             node_configs=self.node_configs if with_node else None,
@@ -269,7 +269,7 @@ def test_the_observer_is_optional() -> None:
             clock=harness.clock,
             record_event=lambda event, about: None,
             spawn=asyncio.ensure_future,
-            pulls=stand_in(DurableBackoff, harness),
+            backoff=stand_in(DurableBackoff, harness),
         )
         assert await harness.ensure(pod_with_image("web")) is FOUND
 

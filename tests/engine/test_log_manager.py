@@ -95,7 +95,7 @@ class Harness:
             files=HostLogFiles(root),
             clock=SystemClock(),
             policy=policy,
-            is_gone=lambda uid: uid in self.gone,
+            is_removed=lambda uid: uid in self.gone,
         )
 
     async def run_once(self) -> float:

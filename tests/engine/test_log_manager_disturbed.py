@@ -50,7 +50,7 @@ class Node:
             files=calls.watch("files", self, ERRORS),
             clock=VirtualClock(),
             policy=POLICY,
-            is_gone=self.gone.__contains__,
+            is_removed=self.gone.__contains__,
         )
 
     # Events.

@@ -48,7 +48,7 @@ class Harness:
             files=self,
             clock=self.clock,
             policy=policy,
-            is_gone=lambda uid: uid in self.gone,
+            is_removed=lambda uid: uid in self.gone,
         )
 
     def have(self, sizes: dict[str, int], *containers: ContainerRecord) -> None:

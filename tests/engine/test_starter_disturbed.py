@@ -57,10 +57,10 @@ class Setup:
         """Do what a sync does: nothing if the container runs, else start it."""
         if self.running():
             return
-        place = SandboxContext(sandbox_id=self.sandbox_id, pod_ips=("10.0.0.1",), volumes={}, pull_secrets=())
+        sandbox = SandboxContext(sandbox_id=self.sandbox_id, pod_ips=("10.0.0.1",), volumes={}, pull_secrets=())
         record = await self.harness.inspect()
         with contract_of("a start returns why it failed"):
-            result = await self.harness.starter.start(WEB, APP, record, place)
+            result = await self.harness.starter.start(WEB, APP, record, sandbox)
         if result is not None:
             assert result.failure.reason != POST_START_ERROR or not self.running(), "it runs after its hook failed"
             raise result.error("web")

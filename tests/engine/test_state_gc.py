@@ -26,8 +26,8 @@ class Modules:
     def is_removed(self, uid: PodUID) -> bool:
         return uid == "gone"
 
-    def collect(self, is_gone: Callable[[PodUID], bool]) -> None:
-        self.calls.append(("backoff", is_gone(PodUID("gone")), is_gone(PodUID("web"))))
+    def collect(self, is_removed: Callable[[PodUID], bool]) -> None:
+        self.calls.append(("backoff", is_removed(PodUID("gone")), is_removed(PodUID("web"))))
 
     def phases(self) -> Mapping[PodUID, str]:
         return {PodUID("web"): "Running"}

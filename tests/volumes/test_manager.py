@@ -29,7 +29,7 @@ from podkeeper.model.k8s.core import (
 from podkeeper.model.messages import PodUID
 from podkeeper.model.pods import uid_of
 from podkeeper.volumes.manager import HostVolumes
-from podkeeper.volumes.usage import OverUse
+from podkeeper.volumes.usage import Overuse
 from tests.volumes.bind import bind
 from tests.volumes.harness import K, Store, content, is_gone, needs_mounts, pod_with, run, temporary_root
 
@@ -519,12 +519,12 @@ def test_running_refreshes_volumes(refresh_seconds: float, is_notified: bool) ->
 
 
 def test_a_volume_over_its_limit_is_reported_at_every_measurement() -> None:
-    reported: list[OverUse] = []
+    reported: list[Overuse] = []
 
     async def scenario() -> PodUID:
         volume = Volume(name="small", empty_dir=EmptyDirVolumeSource(size_limit="100Ki"))
         pod = pod_with(volume, DISK)
-        volumes = HostVolumes(root, stored(), over_use=reported.append)
+        volumes = HostVolumes(root, stored(), overuse=reported.append)
         paths = await volumes.mount(pod)
         Path(paths["disk"], "large").write_bytes(b"x" * 200_000)
         Path(paths["small"], "file").write_bytes(b"x" * 50_000)
@@ -584,14 +584,14 @@ def test_after_an_unexpected_failure_volumes_are_still_refreshed() -> None:
 def test_after_a_failure_volumes_are_still_measured(error: Exception) -> None:
     failures, reported = [error, error], asyncio.Event()
 
-    def over_use(found: OverUse) -> None:
+    def overuse(found: Overuse) -> None:
         if failures:
             raise failures.pop()
         reported.set()
 
     async def scenario() -> None:
         volume = Volume(name="small", empty_dir=EmptyDirVolumeSource(size_limit="1Ki"))
-        volumes = HostVolumes(root, stored(), over_use=over_use, measure_seconds=EAGER)
+        volumes = HostVolumes(root, stored(), overuse=overuse, measure_seconds=EAGER)
         Path((await volumes.mount(pod_with(volume)))["small"], "file").write_bytes(b"x" * 5_000)
         running = asyncio.create_task(volumes.run())
         await reported.wait()
@@ -603,11 +603,11 @@ def test_after_a_failure_volumes_are_still_measured(error: Exception) -> None:
 
 
 def test_a_pod_unmounted_during_a_measurement_is_not_reported() -> None:
-    reported: list[OverUse] = []
+    reported: list[Overuse] = []
 
     async def scenario() -> None:
         volume = Volume(name="small", empty_dir=EmptyDirVolumeSource(size_limit="1Ki"))
-        volumes = HostVolumes(root, stored(), over_use=reported.append)
+        volumes = HostVolumes(root, stored(), overuse=reported.append)
         pod = pod_with(volume)
         Path((await volumes.mount(pod))["small"], "file").write_bytes(b"x" * 5_000)
         measuring = asyncio.create_task(volumes.measure())

@@ -15,7 +15,7 @@ from podkeeper.model.k8s.core import EmptyDirVolumeSource, SecretVolumeSource, V
 from podkeeper.model.pods import uid_of
 from podkeeper.volumes.manager import HostVolumes
 from podkeeper.volumes.memory import shared_memory
-from podkeeper.volumes.usage import OverUse
+from podkeeper.volumes.usage import Overuse
 from tests.volumes.harness import (
     NOBODY,
     Store,
@@ -91,9 +91,9 @@ def test_a_lost_directory_in_memory_is_created_again(root: str, shared: str) -> 
 
 def test_the_size_of_a_shared_memory_volume_is_measured(root: str, shared: str) -> None:
     async def scenario() -> None:
-        reported: list[OverUse] = []
+        reported: list[Overuse] = []
         pod = pod_with(MEMORY)
-        volumes = HostVolumes(root, stored(), shared=[shared], over_use=reported.append)
+        volumes = HostVolumes(root, stored(), shared=[shared], overuse=reported.append)
         path = (await volumes.mount(pod))["memory"]
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o1777
         Path(path, "large").write_bytes(b"x" * 200_000)

@@ -425,7 +425,7 @@ def test_volumes_are_measured_every_ten_seconds() -> None:
         assert await volumes.measure() == 10.0  # no listener
         running = asyncio.ensure_future(volumes.run())
         await asyncio.sleep(15)
-        volumes.on_over_use(lambda uid, message: found.append((loop.time(), uid, message)))
+        volumes.on_overuse(lambda uid, message: found.append((loop.time(), uid, message)))
         await asyncio.sleep(20)
         running.cancel()
         await asyncio.wait([running])

@@ -8,7 +8,7 @@ import pytest
 
 from podkeeper.model.messages import PodUID
 from podkeeper.model.quantity import parse_quantity
-from podkeeper.volumes.usage import LimitedVolume, OverUse, measure, over_used
+from podkeeper.volumes.usage import LimitedVolume, Overuse, measure, overused
 
 UID = PodUID("uid-1")
 
@@ -26,22 +26,22 @@ def used(tmp_path: Path) -> int:
 
 def test_a_volume_exceeds_its_limit_only_above_it(tmp_path: Path, used: int) -> None:
     limits = [used - 1, used, used + 1]
-    found = [over_used([limited(tmp_path, limit)]) for limit in limits]
-    assert found == [(OverUse(UID, "data", used, parse_quantity(str(used - 1))),), (), ()]
+    found = [overused([limited(tmp_path, limit)]) for limit in limits]
+    assert found == [(Overuse(UID, "data", used, parse_quantity(str(used - 1))),), (), ()]
 
 
 def test_a_missing_volume_does_not_hide_the_others(tmp_path: Path, used: int) -> None:
     volumes = [limited(tmp_path, 0, "a"), limited(tmp_path / "gone", 0, "gone"), limited(tmp_path, 0, "b")]
-    assert over_used(volumes) == tuple(OverUse(UID, name, used, parse_quantity("0")) for name in ("a", "b"))
+    assert overused(volumes) == tuple(Overuse(UID, name, used, parse_quantity("0")) for name in ("a", "b"))
 
 
 def test_the_message_is_that_of_the_kubelet() -> None:
-    message = OverUse(UID, "cache", 2 << 20, parse_quantity("1Mi")).message
+    message = Overuse(UID, "cache", 2 << 20, parse_quantity("1Mi")).message
     assert message == 'Usage of EmptyDir volume "cache" exceeds the limit "1Mi". '
 
 
 def test_a_quick_measurement_is_repeated_after_the_period(tmp_path: Path, used: int) -> None:
-    over = (OverUse(UID, "data", used, parse_quantity("1")),)
+    over = (Overuse(UID, "data", used, parse_quantity("1")),)
     assert measure([limited(tmp_path, 1)], period_seconds=3600.0) == (over, 3600.0)
     assert measure([]) == ((), 10.0)
 

@@ -196,8 +196,8 @@ class Engine:
         self.node_info = NodeInfo(node=settings.node, host_ips=settings.host_ips, runtime=self.runtime)
         self.background = Background()
         self._objects: ObjectReader | None = ports.objects or ports.api
-        self._restarts = self._backoff(settings.restart_curve, "restart-backoff/")
-        self._pulls = self._backoff(settings.pull_curve, "pull-backoff/")
+        self._restart_backoff = self._backoff(settings.restart_curve, "restart-backoff/")
+        self._pull_backoff = self._backoff(settings.pull_curve, "pull-backoff/")
 
     def _backoff(self, curve: Curve, prefix: str) -> DurableBackoff:
         checkpoints = Checkpoints(self.ports.journal, prefix)
@@ -263,7 +263,7 @@ class Engine:
             commands=self.runtime, prober=self.ports.prober, record_event=record_event, version=KUBERNETES_VERSION
         )
         stopper = PodStopper(runtime=self.runtime, hooks=hooks, clock=clock, record_event=record_event, spawn=spawn)
-        self._image_pulls = self._image_pull_manager(self.ports.pull_journal)
+        self._pull_manager = self._image_pull_manager(self.ports.pull_journal)
         starter = ContainerStarter(
             runtime=self.runtime,
             images=ImageManager(
@@ -271,16 +271,16 @@ class Engine:
                 clock=clock,
                 record_event=record_event,
                 spawn=spawn,
-                pulls=self._pulls,
+                backoff=self._pull_backoff,
                 curve=self.settings.pull_curve,
                 observer=self.metrics,
                 node_configs=self.ports.node_pull_configs,
-                pull_manager=self._image_pulls,
+                pull_manager=self._pull_manager,
             ),
             hooks=hooks,
             stopper=stopper,
             objects=self._objects,
-            restarts=self._restarts,
+            restarts=self._restart_backoff,
             claim=self.probes.claim,
             clock=clock,
             record_event=record_event,
@@ -438,7 +438,7 @@ class Engine:
 
     def _state_gc(self) -> StateGC:
         return StateGC(
-            backoffs=(self._restarts, self._pulls),
+            backoffs=(self._restart_backoff, self._pull_backoff),
             events=self.events,
             statuses=self.statuses,
             pods=self.manager,
@@ -467,7 +467,7 @@ class Engine:
             policy=policy,
             record_event=self.events.record_node,
             pinned=self.ports.kept_images,
-            pulls=self._image_pulls,
+            pull_manager=self._pull_manager,
             observer=self.metrics,
         )
 
@@ -489,7 +489,7 @@ class Engine:
             files=files,
             clock=self.ports.clock,
             policy=self.settings.log_policy,
-            is_gone=self.facts.is_removed,
+            is_removed=self.facts.is_removed,
         )
 
 

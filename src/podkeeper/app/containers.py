@@ -105,7 +105,7 @@ async def open_cri_runtime(
         prober=prober,
         clock=clock,
         journal=journal,
-        subscribe_overuse=volumes.on_over_use,
+        subscribe_overuse=volumes.on_overuse,
         node_pull_configs=NodeDockerConfig(default_paths(root), clock).configs,
         pull_journal=journal,
         log_files=HostLogFiles(options.log_root),

@@ -60,7 +60,7 @@ from podkeeper.sources.manifest_errors import ReportProblems
 DEFAULT_MAX_PODS = 110
 DEFAULT_POD_PIDS = 1024
 """Default limit of processes per pod, against fork bombs. The kubelet has no default limit."""
-REFERENCE_LOG_ROOT = Path("/var/log/pods")
+KUBELET_LOG_ROOT = Path("/var/log/pods")
 LOG_LINK_ROOT = Path("/var/log/containers")
 """The kubelet's log directories, where log collectors search."""
 SUPPORTED_FIELDS = frozenset(
@@ -108,7 +108,7 @@ class Standalone:
     @property
     def log_link_root(self) -> Path | None:
         """The directory of links to container logs. None if the logs are not where log collectors search."""
-        return self.log_links or (LOG_LINK_ROOT if self.log_root == REFERENCE_LOG_ROOT else None)
+        return self.log_links or (LOG_LINK_ROOT if self.log_root == KUBELET_LOG_ROOT else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +229,7 @@ async def _process(options: Standalone, clock: Clock, objects: LocalObjects, ope
         prober=prober,
         clock=clock,
         journal=journal,
-        subscribe_overuse=volumes.on_over_use,
+        subscribe_overuse=volumes.on_overuse,
         log_files=HostLogFiles(options.log_root),
     )
     return RuntimeParts(

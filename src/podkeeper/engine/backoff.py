@@ -68,9 +68,9 @@ class DurableBackoff:
         """Return when the checkpoint of a pod is durable, or the disk took too long."""
         await self._checkpoints.settle(uid)
 
-    def collect(self, is_gone: Callable[[PodUID], bool]) -> None:
+    def collect(self, is_removed: Callable[[PodUID], bool]) -> None:
         """Drop expired entries and the entries of removed pods."""
-        self._table.collect(steady(self._clock.monotonic()), is_gone)
+        self._table.collect(steady(self._clock.monotonic()), is_removed)
         self._write_changes()
 
     def _write_changes(self) -> None:

@@ -107,7 +107,7 @@ class PlanExecutor:
             return  # the pod has ended
         if not self._may_start(PodUID(pod.metadata.uid or "")):
             return
-        place = SandboxContext(
+        sandbox = SandboxContext(
             sandbox_id=actions.sandbox_id,
             # A pod with host network has no address of its own in the runtime.
             pod_ips=record.ips or (self._host_ips() if pod.spec.host_network else ()),
@@ -115,8 +115,8 @@ class PlanExecutor:
             pull_secrets=pull_secrets,
         )
         if actions.create_sandbox:
-            place = await self._create_sandbox(pod, actions.attempt, cgroup_parent, place, on_sandbox)
-        errors = await self._start(pod, record, actions, place)
+            sandbox = await self._create_sandbox(pod, actions.attempt, cgroup_parent, sandbox, on_sandbox)
+        errors = await self._start(pod, record, actions, sandbox)
         raise_all(f"cannot start all containers of pod {format_pod(pod)}", errors)
 
     async def kill_pod(self, pod: Pod, record: PodRecord, grace_seconds: int | None) -> None:
@@ -219,7 +219,7 @@ class PlanExecutor:
         pod: Pod,
         attempt: int,
         cgroup_parent: str,
-        place: SandboxContext,
+        sandbox: SandboxContext,
         on_sandbox: Callable[[PodRecord], None] | None,
     ) -> SandboxContext:
         """Create a sandbox and read its addresses."""
@@ -252,9 +252,9 @@ class PlanExecutor:
         if on_sandbox is not None:
             on_sandbox(seen)
         # Of this sandbox only. The record may still have an older sandbox with other addresses.
-        pod_ips = place.pod_ips if pod.spec.host_network else _addresses(seen, sandbox_id)
+        pod_ips = sandbox.pod_ips if pod.spec.host_network else _addresses(seen, sandbox_id)
         return SandboxContext(
-            sandbox_id=sandbox_id, pod_ips=pod_ips, volumes=place.volumes, pull_secrets=place.pull_secrets
+            sandbox_id=sandbox_id, pod_ips=pod_ips, volumes=sandbox.volumes, pull_secrets=sandbox.pull_secrets
         )
 
     async def _dns(self, pod: Pod) -> Dns | None:
@@ -267,7 +267,7 @@ class PlanExecutor:
         return found.dns
 
     async def _start(
-        self, pod: Pod, record: PodRecord, actions: PodActions, place: SandboxContext
+        self, pod: Pod, record: PodRecord, actions: PodActions, sandbox: SandboxContext
     ) -> tuple[TryLater, ...]:
         """Start containers and return the errors. Stop after an init container that failed to start."""
         spec = pod.spec
@@ -284,7 +284,7 @@ class PlanExecutor:
                 if not self._may_start(PodUID(pod.metadata.uid or "")):
                     return tuple(errors)
                 self._observer.container_starting(kind)
-                not_started = await self._starter.start(pod, container, record, place)
+                not_started = await self._starter.start(pod, container, record, sandbox)
                 self._keep(PodUID(pod.metadata.uid or ""), container.name, not_started)
                 if not_started is None:
                     continue

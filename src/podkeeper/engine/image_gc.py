@@ -60,19 +60,19 @@ class ImageGCManager:
         policy: GcPolicy,
         record_event: Callable[[PodEvent], None],
         pinned: Collection[str] = (),
-        pulls: ImagePullManager | None = None,
+        pull_manager: ImagePullManager | None = None,
         observer: Observer | None = None,
     ) -> None:
         """`record_event` records events about the node. `pinned` names the images that are never removed.
 
-        `pulls` drops its records of images that no longer exist.
+        `pull_manager` drops its records of images that no longer exist.
         """
         self._runtime = runtime
         self._clock = clock
         self._policy = policy
         self._record_event = record_event
         self._pinned = tuple(pinned)
-        self._pulls = pulls
+        self._pull_manager = pull_manager
         self._observer = observer or Observer()
         self._known: dict[str, TrackedImage] = {}
         self._began = clock.monotonic()
@@ -135,8 +135,8 @@ class ImageGCManager:
         users = [await self._with_images(pod) for pod in await self._runtime.list_pods()]
         now = self._clock.monotonic()
         self._known = detect_images(self._known, images, users, now)
-        if self._pulls is not None:
-            self._pulls.prune_unknown_records(frozenset(self._known), listed_at)
+        if self._pull_manager is not None:
+            self._pull_manager.prune_unknown_records(frozenset(self._known), listed_at)
         return now, list(removable(self._known, self._pinned, now))
 
     async def _with_images(self, pod: PodRecord) -> PodRecord:

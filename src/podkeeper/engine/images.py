@@ -83,7 +83,7 @@ class ImageManager:
         clock: Clock,
         record_event: EventFunction,
         spawn: Spawn,
-        pulls: DurableBackoff,
+        backoff: DurableBackoff,
         curve: Curve = DEFAULT_CURVE,
         observer: Observer | None = None,
         node_configs: Callable[[], Awaitable[Sequence[str]]] | None = None,
@@ -94,7 +94,7 @@ class ImageManager:
         self._clock = clock
         self._record_event = record_event
         self._spawn = spawn
-        self._backoff = pulls
+        self._backoff = backoff
         self._curve = curve
         self._observer = observer or Observer()
         self._node_configs = node_configs

@@ -67,15 +67,15 @@ class ContainerLogManager:
         files: LogFiles,
         clock: Clock,
         policy: RotationPolicy,
-        is_gone: Callable[[PodUID], bool],
+        is_removed: Callable[[PodUID], bool],
     ) -> None:
-        """`is_gone` returns whether no source and no worker has a pod, and all sources are ready."""
+        """`is_removed` returns whether no source and no worker has a pod, and all sources are ready."""
         self._runtime = runtime
         self._files = files
         self._clock = clock
         self._policy = policy
         self._policy_without_writer = replace(policy, max_bytes=None)  # a log without a writer is not rotated
-        self._is_gone = is_gone
+        self._is_removed = is_removed
         self._workers = asyncio.Semaphore(policy.workers)
         self._busy: set[_LogKey] = set()
         self._compressing: set[_LogKey] = set()
@@ -134,7 +134,7 @@ class ContainerLogManager:
 
     def _is_removable(self, directory: str, uid: str) -> bool:
         """Return whether a directory belongs to a pod that is gone. Other directories are not ours."""
-        return directory.count("_") == 2 and bool(uid) and self._is_gone(PodUID(uid))
+        return directory.count("_") == 2 and bool(uid) and self._is_removed(PodUID(uid))
 
     def _reopen_missing(self, tree: LogTree, records: Mapping[str, PodRecord], group: asyncio.TaskGroup) -> None:
         """Reopen the log of each running container without one. A crash during a rotation leaves such containers."""

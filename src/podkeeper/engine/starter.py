@@ -97,7 +97,7 @@ class ContainerStarter:
         self._may_start = may_start
 
     async def start(
-        self, pod: Pod, container: AnyContainer, record: PodRecord, place: SandboxContext
+        self, pod: Pod, container: AnyContainer, record: PodRecord, sandbox: SandboxContext
     ) -> NotStarted | None:
         """Start a container. `record` is the pod that the plan was computed from. It determines the attempt.
 
@@ -109,12 +109,12 @@ class ContainerStarter:
         # Make the backoff durable before the start. Otherwise, after a crash, the next agent would restart the
         # container without backoff.
         await self._restarts.settle(uid_of(pod))
-        image = await self._images.ensure(pod, container, place.pull_secrets)
+        image = await self._images.ensure(pod, container, sandbox.pull_secrets)
         if isinstance(image, NotStarted):
             self._fail(pod, container, f"Error: {image.failure.reason}")
             return image
         try:
-            config = await self._config(pod, container, record, place, image)
+            config = await self._config(pod, container, record, sandbox, image)
         except (NotConfigurable, ApiError, BadInput) as error:
             return self._failed(pod, container, CONFIG_ERROR, error)
         try:
@@ -123,7 +123,7 @@ class ContainerStarter:
             await self._remove_unstarted(pod, container, record)
             if not self._may_start(uid_of(pod)):  # the image pull may have taken minutes
                 return None
-            container_id = await self._runtime.create_container(place.sandbox_id, config)
+            container_id = await self._runtime.create_container(sandbox.sandbox_id, config)
         except NotConfigurable as error:  # the runtime found an error in the spec or on the node
             return self._failed(pod, container, CONFIG_ERROR, error)
         except TryLater as error:
@@ -139,7 +139,7 @@ class ContainerStarter:
             return self._failed(pod, container, RUN_ERROR, error, container_id)
         log.info("started container %s of pod %s, attempt %s", container.name, format_pod(pod), config.attempt)
         self._record_event(normal(pod, container.name, EventReason.STARTED, "Container started"), pod)
-        return await self._run_hook(pod, container, container_id, record, place)
+        return await self._run_hook(pod, container, container_id, record, sandbox)
 
     async def _remove_unstarted(self, pod: Pod, container: AnyContainer, record: PodRecord) -> None:
         """Remove earlier attempts that were created but not started, because an abandoned start may still take effect.
@@ -168,13 +168,13 @@ class ContainerStarter:
         return NotStarted(StartFailure(held.reason, held.message), held.until)
 
     async def _run_hook(
-        self, pod: Pod, container: AnyContainer, container_id: str, record: PodRecord, place: SandboxContext
+        self, pod: Pod, container: AnyContainer, container_id: str, record: PodRecord, sandbox: SandboxContext
     ) -> NotStarted | None:
         """Execute the postStart hook. Stop the container if the hook fails."""
         hook = None if container.lifecycle is None else container.lifecycle.post_start
         if hook is None:
             return None
-        pod_ip = place.pod_ips[0] if place.pod_ips else ""
+        pod_ip = sandbox.pod_ips[0] if sandbox.pod_ips else ""
         failure = await self._hooks.execute(hook, pod, container, container_id, pod_ip, POST_START_SECONDS)
         if failure is None:
             return None
@@ -184,7 +184,7 @@ class ContainerStarter:
         kill = ContainerToKill(container_id, container.name, "FailedPostStartHook", KillReason.FAILED_POST_START_HOOK)
         running = ContainerRecord(id=container_id, name=container.name, state=RecordState.RUNNING)
         # The record is from before the start, so it lacks the container to stop.
-        seen = replace(record, ips=place.pod_ips, containers=(running, *record.containers))
+        seen = replace(record, ips=sandbox.pod_ips, containers=(running, *record.containers))
         for error in await self._stopper.kill_containers(pod, seen, (kill,)):
             log.warning("container %s of pod %s not stopped, will retry: %s", container.name, format_pod(pod), error)
         return NotStarted(StartFailure(POST_START_ERROR, failure))
@@ -192,13 +192,13 @@ class ContainerStarter:
     # Configuration.
 
     async def _config(
-        self, pod: Pod, container: AnyContainer, record: PodRecord, place: SandboxContext, image: ImageRecord
+        self, pod: Pod, container: AnyContainer, record: PodRecord, sandbox: SandboxContext, image: ImageRecord
     ) -> ContainerConfig:
         """Compute the configuration. Raise NotConfigurable, ApiError or BadInput with the message for the status."""
         target_id = _target_id(container, record)
-        seen = PodContext(pod=pod, pod_ips=place.pod_ips, host_ips=self._host_ips(), allocatable=self._allocatable())
+        seen = PodContext(pod=pod, pod_ips=sandbox.pod_ips, host_ips=self._host_ips(), allocatable=self._allocatable())
         invocation = invocation_of(container, seen, await self._references(pod, container))
-        mounts = mounts_of(pod, container, place.volumes, invocation.env)
+        mounts = mounts_of(pod, container, sandbox.volumes, invocation.env)
         if error := run_as_root_error(pod, container, image.user):
             raise NotConfigurable(error)
         last = record.container(container.name)
@@ -216,7 +216,7 @@ class ContainerStarter:
             env=invocation.env,
             mounts=mounts,
             log_path=container_log_path(container.name, attempt),
-            pod_ips=place.pod_ips,
+            pod_ips=sandbox.pod_ips,
             target_id=target_id,
         )
 

@@ -411,9 +411,9 @@ class StatusManager:
         owner = self._pods.translate_uid(_api_uid(in_api))
         # The GET may return a mirror pod that the watch has not delivered yet.
         is_new_mirror = static is not None and owner == _api_uid(in_api) and is_mirror_pod_of(in_api, static)
-        # Seed 583: a status that was dropped here let housekeeping start a rejected pod. See `_lose_object`.
+        # Seed 583: a status that was dropped here let housekeeping start a rejected pod. See `_handle_foreign_object`.
         if owner and owner != uid and not is_new_mirror:
-            self._lose_object(uid, owner)
+            self._handle_foreign_object(uid, owner)
             return False
         if static is not None and self._is_outdated(in_api, static):
             return False  # it has the spec of an old manifest, and `mirror_changed` is called for its replacement
@@ -431,7 +431,7 @@ class StatusManager:
         self.forget(uid)
         self._records.restore_from_mirror(uid, restored, in_api)
 
-    def _lose_object(self, uid: PodUID, owner: PodUID) -> None:
+    def _handle_foreign_object(self, uid: PodUID, owner: PodUID) -> None:
         """Handle an API object that belongs to another pod of the same name."""
         if self._static_pod(uid) is not None:
             log.debug("static pod %s has no mirror pod, its status is sent to the next one", uid)

@@ -120,9 +120,9 @@ class PodWorkers:
         self._clock = clock
         self._inspection_clock = inspection_clock
         self._static_pod_ended = static_pod_ended
-        self._history = add_history
+        self._add_history = add_history
         self._observer = observer or Observer()
-        self._workers = states
+        self._states = states
         self.moves = 0  # how often a pod changed its state
         self._updated: set[PodUID] = set()
         self._orders: deque[tuple[PodUID, Order]] = deque()
@@ -152,19 +152,19 @@ class PodWorkers:
         # Housekeeping lists the known pods some time before it decides. It must not treat this pod as orphaned or
         # missing.
         self._updated.add(uid)
-        before = self._workers.state(uid)
-        self._apply(uid, before, self._workers.update(update, self._seen(uid)))
+        before = self._states.state(uid)
+        self._apply(uid, before, self._states.update(update, self._seen(uid)))
 
     def retry(self, uid: PodUID) -> None:
         """Repeat the sync of a terminating pod that no source has."""
         if not self._stopped:
-            self._apply(uid, self._workers.state(uid), self._workers.retry(uid))
+            self._apply(uid, self._states.state(uid), self._states.retry(uid))
 
     def sync_known_pods(self, desired: Collection[PodUID]) -> Mapping[PodUID, PodWorkerSync]:
         """Forget finished pods and stop orphaned pods. Return all others."""
         if self._stopped:
             raise TryLater("cannot sync the known pods: the agent is stopping")
-        result = self._workers.sync_known_pods(desired)
+        result = self._states.sync_known_pods(desired)
         # Before any order is executed: an order may call back into `update_pod`, and that update counts as made since
         # this housekeeping.
         self._updated = set()
@@ -182,14 +182,14 @@ class PodWorkers:
         """Forget finished pods that a source has added again. Return the UIDs of the forgotten pods."""
         if self._stopped:
             raise TryLater("cannot forget pod workers: the agent is stopping")
-        forgotten = self._workers.forget_restartable(uids)
+        forgotten = self._states.forget_restartable(uids)
         for uid, before in forgotten.items():
             self._report_move(uid, before)
         return forgotten.keys()
 
     def is_restartable(self, uid: PodUID) -> bool:
         """Return whether a pod has finished and a source has added it again."""
-        return self._workers.is_restartable(uid)
+        return self._states.is_restartable(uid)
 
     def updated_since_housekeeping(self) -> frozenset[PodUID]:
         """Return the pods that got an update since the last `sync_known_pods`. Its result may lack them."""
@@ -228,7 +228,7 @@ class PodWorkers:
     # Queries.
 
     def state(self, uid: PodUID) -> State:
-        return self._workers.state(uid)
+        return self._states.state(uid)
 
     def is_pod_known_terminated(self, uid: PodUID) -> bool:
         """Return whether no container of this known pod runs or will start."""
@@ -236,7 +236,7 @@ class PodWorkers:
 
     def could_have_running_containers(self, uid: PodUID) -> bool:
         """Return whether a container of this pod may run or may start."""
-        return predicates.could_have_running_containers(self.state(uid), synced=self._workers.synced)
+        return predicates.could_have_running_containers(self.state(uid), synced=self._states.synced)
 
     def is_pod_termination_requested(self, uid: PodUID) -> bool:
         """Return whether the pod must terminate. A sync may still be starting containers."""
@@ -244,31 +244,31 @@ class PodWorkers:
 
     def should_pod_containers_be_terminating(self, uid: PodUID) -> bool:
         """Return whether no container of this pod will start any more."""
-        return predicates.should_containers_be_terminating(self.state(uid), synced=self._workers.synced)
+        return predicates.should_containers_be_terminating(self.state(uid), synced=self._states.synced)
 
     def should_pod_runtime_be_removed(self, uid: PodUID) -> bool:
         """Return whether resources of running containers (volumes, devices, cgroups) may be removed."""
-        return predicates.should_runtime_be_removed(self.state(uid), synced=self._workers.synced)
+        return predicates.should_runtime_be_removed(self.state(uid), synced=self._states.synced)
 
     def should_pod_content_be_removed(self, uid: PodUID) -> bool:
         """Return whether everything of the pod (directories, dead containers, logs) may be removed."""
-        return predicates.should_content_be_removed(self.state(uid), synced=self._workers.synced)
+        return predicates.should_content_be_removed(self.state(uid), synced=self._states.synced)
 
     def should_pod_be_finished(self, uid: PodUID) -> bool:
         """Return whether all resources of the pod are released."""
-        return predicates.should_be_finished(self.state(uid), synced=self._workers.synced)
+        return predicates.should_be_finished(self.state(uid), synced=self._states.synced)
 
     def is_pod_for_mirror_pod_terminating(self, full_name: str) -> bool:
         """Return whether the static pod with this name is terminating. Its mirror pod must stay until it has ended."""
-        return self._workers.is_pod_for_mirror_pod_terminating(full_name)
+        return self._states.is_pod_for_mirror_pod_terminating(full_name)
 
     def next_in_line(self, full_name: str) -> PodUID | None:
         """Return the static pod of this name that may start now and waits for an update."""
-        return self._workers.next_in_line(full_name)
+        return self._states.next_in_line(full_name)
 
     def waiting(self, full_name: str) -> tuple[PodUID, ...]:
         """Return the static pods of this name that wait for their predecessor, in order of arrival."""
-        return self._workers.waiting(full_name)
+        return self._states.waiting(full_name)
 
     # Orders.
 
@@ -301,7 +301,7 @@ class PodWorkers:
             case Enqueue(delay_seconds=nominal_seconds):
                 # The kubelet's wait.Jitter: the delay only becomes longer, never shorter.
                 seconds = nominal_seconds * (1 + JITTER * self._clock.fraction())
-                self._add_history(uid, RetryScheduled(seconds))
+                self._add_to_history(uid, RetryScheduled(seconds))
                 self._notify("the work queue", uid, self._enqueue, uid, seconds)
             case Complete(signals=signals):
                 for signal in signals:
@@ -319,7 +319,7 @@ class PodWorkers:
             raise IllegalStep(f"cannot start a sync of pod {uid}: the pod is idle")
         ordered.task = group.create_task(self._run_sync(uid, ordered), name=f"sync of pod {uid}")
         ordered.task.add_done_callback(partial(self._ended, uid, ordered))
-        self._add_history(uid, SyncStarted(busy.kind, busy.work.update_type))
+        self._add_to_history(uid, SyncStarted(busy.kind, busy.work.update_type))
         if busy.work.start_time is not None:
             waited_seconds = self._clock.monotonic() - busy.work.start_time
             self._notify("the observer", uid, self._observer.sync_started, busy.work.update_type, waited_seconds)
@@ -354,14 +354,14 @@ class PodWorkers:
             self._report_failure(uid, error)
         else:
             ordered.outcome = Synced(self._inspection_clock(), ended)
-            self._add_history(uid, SyncEnded(SyncResult.POD_ENDED if ended else SyncResult.DONE))
+            self._add_to_history(uid, SyncEnded(SyncResult.POD_ENDED if ended else SyncResult.DONE))
 
     def _status_read(self, uid: PodUID) -> Call:
         """Report that the sync has read the pod's status. Return the function to call with it."""
         before = self.state(uid)
         # Report before the call. Then the worker of a terminating pod has observed the request, and no container starts
         # any more.
-        match self._workers.report(uid, StatusRead()):
+        match self._states.report(uid, StatusRead()):
             case (SyncPod() | SyncTerminatingPod() | SyncTerminatingRuntimePod() | SyncTerminatedPod() as call,):
                 if type(self.state(uid)) is not type(before):
                     self._report_move(uid, before)
@@ -391,12 +391,12 @@ class PodWorkers:
         if ordered.outcome is None:
             # The task was cancelled. Without an outcome, the worker would wait forever.
             ordered.outcome = SyncFailed(self._inspection_clock())
-            self._add_history(uid, SyncEnded(SyncResult.CANCELLED))
+            self._add_to_history(uid, SyncEnded(SyncResult.CANCELLED))
         self._report(uid, ordered.outcome)
 
     def _report(self, uid: PodUID, event: SyncEvent) -> None:
         before = self.state(uid)
-        orders = self._workers.report(uid, event)
+        orders = self._states.report(uid, event)
         busy = _busy(before)
         if busy is not None and busy.work.start_time is not None:
             operation = "terminated" if isinstance(self.state(uid), Finished) else str(busy.work.update_type)
@@ -431,7 +431,7 @@ class PodWorkers:
         moved = Moved(pod_state(before), pod_state(after))
         log.info("pod %s (%s) changed state: %s -> %s", _name(subject), uid, moved.before, moved.after)
         self.moves += 1
-        self._add_history(uid, moved)
+        self._add_to_history(uid, moved)
         if isinstance(before, Unknown | Waiting) and isinstance(after, Active) and isinstance(subject, Pod):
             self._notify("the observer", uid, self._observer.pod_started, subject)
 
@@ -448,10 +448,10 @@ class PodWorkers:
             log.warning("sync of pod %s (%s) failed, will retry: %s", name, uid, _text_of(error))
         else:
             log.error("unexpected error in the sync of pod %s (%s), will retry", name, uid, exc_info=error)
-        self._add_history(uid, SyncError(_text_of(error)))
+        self._add_to_history(uid, SyncError(_text_of(error)))
 
-    def _add_history(self, uid: PodUID, event: HistoryEvent) -> None:
-        self._notify("the history", uid, self._history, uid, event)
+    def _add_to_history(self, uid: PodUID, event: HistoryEvent) -> None:
+        self._notify("the history", uid, self._add_history, uid, event)
 
     def _notify(self, receiver: str, uid: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call another module. Its exceptions are logged and do not affect the worker."""

@@ -42,7 +42,7 @@ from podkeeper.volumes.payload import Payload
 from podkeeper.volumes.read_cache import ReadCache
 from podkeeper.volumes.subpath_mounts import SUB_PATHS, bind_subpath
 from podkeeper.volumes.threads import TIMEOUT_SECONDS, Threads
-from podkeeper.volumes.usage import PERIOD_SECONDS, LimitedVolume, OverUse, measure
+from podkeeper.volumes.usage import PERIOD_SECONDS, LimitedVolume, Overuse, measure
 from podkeeper.volumes.user_namespace import NamespaceHelper, in_our_group
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class HostVolumes:
         *,
         allocatable: Callable[[], Amounts] = dict,
         tokens: TokenProvider | None = None,
-        over_use: Callable[[OverUse], None] | None = None,
+        overuse: Callable[[Overuse], None] | None = None,
         helper: NamespaceHelper | None = None,
         shared: Sequence[str] | None = None,
         fraction: Callable[[], float] = random.random,
@@ -94,7 +94,7 @@ class HostVolumes:
         self._objects = objects
         self._allocatable = allocatable
         self._tokens = tokens
-        self._over_use = over_use
+        self._overuse = overuse
         self._helper = helper
         self._fraction = fraction
         self._refresh_seconds = refresh_seconds
@@ -193,9 +193,9 @@ class HostVolumes:
         """Refresh soon, because a ConfigMap or Secret changed."""
         self._changed.set()
 
-    def on_over_use(self, listener: Callable[[PodUID, str], None]) -> None:
+    def on_overuse(self, listener: Callable[[PodUID, str], None]) -> None:
         """Call the listener with each pod whose volume exceeds its limit, and with the message for its status."""
-        self._over_use = lambda found: listener(found.uid, found.message)
+        self._overuse = lambda found: listener(found.uid, found.message)
 
     async def run(self) -> None:
         """Refresh and measure, until cancelled."""
@@ -214,14 +214,14 @@ class HostVolumes:
     async def measure(self) -> float:
         """Report the volumes that exceed their limit. Return the seconds until the next measurement."""
         limited = [volume for mounted in self._mounted.values() for volume in mounted.limited]
-        if not limited or self._over_use is None:
+        if not limited or self._overuse is None:
             return self._measure_seconds
         work = partial(measure, limited, self._measure_seconds)
         found, pause = await self._threads.run("/usage", "measure volumes", work)
         # The pod may have been unmounted during the measurement.
-        for over_use in found:
-            if over_use.uid in self._mounted:
-                self._over_use(over_use)
+        for overuse in found:
+            if overuse.uid in self._mounted:
+                self._overuse(overuse)
         return pause
 
     async def _keep_fresh(self) -> None:

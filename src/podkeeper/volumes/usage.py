@@ -1,6 +1,6 @@
 """Find volumes that exceed their size limit.
 
-Input: directories with limits. Output: an `OverUse` for each directory that is too large, at every measurement.
+Input: directories with limits. Output: an `Overuse` for each directory that is too large, at every measurement.
 Counting stops at the limit. The pause between measurements grows with their duration, so that they use only a small
 share of a CPU. Kubelet counterpart: `emptyDirLimitEviction` in pkg/kubelet/eviction.
 """
@@ -30,7 +30,7 @@ class LimitedVolume:
 
 
 @dataclass(frozen=True, slots=True)
-class OverUse:
+class Overuse:
     """A volume that exceeds its limit."""
 
     uid: PodUID
@@ -44,7 +44,7 @@ class OverUse:
         return f'Usage of EmptyDir volume "{self.volume}" exceeds the limit "{self.limit}". '
 
 
-def over_used(directories: Iterable[LimitedVolume]) -> tuple[OverUse, ...]:
+def overused(directories: Iterable[LimitedVolume]) -> tuple[Overuse, ...]:
     """Return the volumes that exceed their limit. Missing directories do not. Blocks."""
     found = []
     for directory in directories:
@@ -53,14 +53,14 @@ def over_used(directories: Iterable[LimitedVolume]) -> tuple[OverUse, ...]:
         with suppress(OSError):
             used = disk_usage(directory.path, stop_above=limit)
             if used > limit:
-                found.append(OverUse(directory.uid, directory.volume, used, directory.limit))
+                found.append(Overuse(directory.uid, directory.volume, used, directory.limit))
     return tuple(found)
 
 
 def measure(
     directories: Iterable[LimitedVolume], period_seconds: float = PERIOD_SECONDS
-) -> tuple[tuple[OverUse, ...], float]:
+) -> tuple[tuple[Overuse, ...], float]:
     """Return the volumes that exceed their limit, and the pause until the next measurement. Blocks."""
     begun = time.monotonic()
-    found = over_used(directories)
+    found = overused(directories)
     return found, max(period_seconds, PAUSE_FACTOR * (time.monotonic() - begun))
