@@ -21,6 +21,7 @@ from podkeeper.engine.history import Explanation, TimelineEntry
 from podkeeper.model import engine_metrics
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import PodUID
+from podkeeper.rules.container.restart import is_sidecar
 
 _SAME = timedelta(milliseconds=1)  # tolerance, because the wall clock rounds
 
@@ -204,7 +205,7 @@ def _continued(known: list[TimelineEntry], newer: Sequence[TimelineEntry]) -> li
 
 
 def _sidecar_statuses(pod: Pod, status: PodStatus) -> Iterable[ContainerStatus]:
-    sidecars = {each.name for each in pod.spec.init_containers or () if each.restart_policy == "Always"}
+    sidecars = {each.name for each in pod.spec.init_containers or () if is_sidecar(each)}
     return (each for each in status.init_container_statuses or () if each.name in sidecars)
 
 

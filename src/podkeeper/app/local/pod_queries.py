@@ -32,6 +32,7 @@ from podkeeper.engine.history import Explanation
 from podkeeper.model.errors import AgentError
 from podkeeper.model.k8s.core import Event, EventList, EventSource, Pod, PodList, PodStatus
 from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.table import Table
 from podkeeper.model.times import format_time, instant
 from podkeeper.rules.events import RecordedEvent, api_event, reference_to
@@ -153,7 +154,7 @@ class PodQueries:
 
     def explain(self, pod: Pod) -> Explanation:
         """Return a pod's state, what it waits for, and its timeline."""
-        return self._agent.explain(_uid(pod))
+        return self._agent.explain(uid_of(pod))
 
     def events(self, pod: Pod | None = None) -> EventList:
         """Return the last events of one pod in order, or those of all pods, sorted by their wall time."""
@@ -198,7 +199,7 @@ class PodQueries:
     def _all(self) -> Iterator[Pod]:
         terminating = self._stop_filter.terminating()
         for pod in self._agent.pods():
-            if _uid(pod) not in terminating:
+            if uid_of(pod) not in terminating:
                 yield self._dated(pod)
         for each in terminating.values():
             yield self._dated(self._agent.with_status(each.with_deletion(self._agent.clock)))
@@ -217,7 +218,7 @@ class PodQueries:
 
     def _dated(self, pod: Pod) -> Pod:
         """Add a creation timestamp, because pods from manifests have none from an API."""
-        created = instant(pod.status.start_time) or self._stop_filter.first_seen(_uid(pod))
+        created = instant(pod.status.start_time) or self._stop_filter.first_seen(uid_of(pod))
         if pod.metadata.creation_timestamp or created is None:
             return pod
         return replace(pod, metadata=replace(pod.metadata, creation_timestamp=format_time(created)))
@@ -230,7 +231,7 @@ class PodQueries:
         }
 
     def _reason(self, pod: Pod, slow: dict[str, str]) -> str:
-        uid = _uid(pod)
+        uid = uid_of(pod)
         if self._agent.waits_for_predecessor(pod):
             return "waits until its predecessor has terminated"
         slow_call = slow.get(f"{pod.metadata.namespace}/{pod.metadata.name}", "")
@@ -244,12 +245,12 @@ class PodQueries:
         if pod.status.reason != NO_PORT:
             return ""
         wanted = host_ports(pod)
-        others = [each for each in self._agent.pods() if _uid(each) != _uid(pod)]
+        others = [each for each in self._agent.pods() if uid_of(each) != uid_of(pod)]
         used = {port: display_name(each) for each in others for port in host_ports(each) & wanted}
         return ", ".join(f"host port {port} is used by {name}" for port, name in sorted(used.items()))
 
     def _events_of(self, pod: Pod) -> list[tuple[datetime, Event]]:
-        recorded = self._agent.events_of(_uid(pod))
+        recorded = self._agent.events_of(uid_of(pod))
         return [(each.last_at, self._event(pod, each)) for each in recorded]
 
     def _event(self, pod: Pod, recorded: RecordedEvent) -> Event:
@@ -280,7 +281,3 @@ def host_ports(pod: Pod) -> frozenset[int]:
 
 def _event_list(events: Sequence[tuple[datetime, Event]]) -> EventList:
     return EventList(api_version="v1", kind="EventList", items=tuple(event for _, event in events))
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")

@@ -13,6 +13,7 @@ from typing import Final
 from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
 from podkeeper.model.table import COMPLETED, Table, TableColumnDefinition, TableRow, TableRowCondition
 from podkeeper.model.times import instant
+from podkeeper.rules.container.restart import is_sidecar
 from podkeeper.rules.static.pod import DEFAULT_NAMESPACE
 
 STOPPED: Final = "Stopped"
@@ -54,7 +55,7 @@ class Summary:
 
 def summary_of(pod: Pod) -> Summary:
     status = pod.status
-    sidecars = frozenset(each.name for each in pod.spec.init_containers or () if each.restart_policy == "Always")
+    sidecars = frozenset(each.name for each in pod.spec.init_containers or () if is_sidecar(each))
     total = len(pod.spec.containers) + len(sidecars)
     reason = status.reason or status.phase or "Pending"
     gated = any(each.type == "PodScheduled" and each.reason == "SchedulingGated" for each in status.conditions or ())

@@ -13,6 +13,7 @@ from podkeeper.engine.history import Explanation
 from podkeeper.model.history import EventRecorded
 from podkeeper.model.k8s.core import ContainerStatus, Pod
 from podkeeper.model.times import instant
+from podkeeper.rules.container.restart import is_sidecar
 
 MAX_LENGTH: Final = 240
 _NOT_YET: Final = (None, "PodInitializing", "ContainerCreating")  # reasons without information
@@ -92,7 +93,7 @@ def _has_terminated(statuses: Sequence[ContainerStatus]) -> str:
 
 
 def _initializing(pod: Pod, inits: Sequence[ContainerStatus], explanation: Explanation) -> str:
-    sidecars = {each.name for each in pod.spec.init_containers or () if each.restart_policy == "Always"}
+    sidecars = {each.name for each in pod.spec.init_containers or () if is_sidecar(each)}
     for each in inits:
         if (running := each.state.running) is None or (each.name in sidecars and each.started):
             continue

@@ -41,7 +41,7 @@ from podkeeper.linux.logline import ZERO_TIME, BadLogLine, UnixNanoseconds, pars
 from podkeeper.model.errors import AgentError, BadInput, Problem, RuntimeRefused, TryLater
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.k8s.meta import Status
-from podkeeper.model.messages import PodUID
+from podkeeper.model.pods import uid_of
 from podkeeper.model.runtime import RecordState
 from podkeeper.rules.logs.reading import LogOptions
 from podkeeper.rules.validate.names import missing, wrong
@@ -154,12 +154,12 @@ class LocalServer:
         pod, grace = self._requested_pod(request), _number(request.query, "gracePeriodSeconds")
         if grace is not None:
             self._agent.kill(pod, grace)
-        await self._stop_filter.stop(_uid(pod), grace)
+        await self._stop_filter.stop(uid_of(pod), grace)
         return _json(self._queries.find(pod.metadata.name or "", pod.metadata.namespace or ""), status=202)
 
     async def _start(self, request: web.Request) -> web.Response:
         pod = self._requested_pod(request)
-        await self._stop_filter.start(_uid(pod))
+        await self._stop_filter.start(uid_of(pod))
         return _json(pod, status=202)
 
     # ---- logs ----
@@ -192,7 +192,7 @@ class LocalServer:
 
     async def _port_forward(self, request: web.Request) -> web.StreamResponse:
         pod, port = self._requested_pod(request), requested_port(_number(request.query, "port"))
-        sandbox_id = ready_sandbox(pod, self._agent.record(_uid(pod)).sandboxes)
+        sandbox_id = ready_sandbox(pod, self._agent.record(uid_of(pod)).sandboxes)
         return await self._serve_stream(request, self._forwards.forward(sandbox_id, port))
 
     async def _serve_stream(self, request: web.Request, opening: Awaitable[StreamSession]) -> web.StreamResponse:
@@ -309,10 +309,6 @@ def _failure(code: int, reason: str, message: str) -> web.Response:
 
 def _json(value: object, *, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type=_JSON, status=status)
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")
 
 
 def _flag(query: Mapping[str, str], name: str) -> bool:

@@ -26,6 +26,7 @@ import msgspec
 from podkeeper.model.errors import BadInput
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.messages import Op, PodUID, PodUpdate
+from podkeeper.model.pods import uid_of
 from podkeeper.model.times import format_micro_time, format_time, parse_micro_time
 from podkeeper.ports.clock import Clock
 from podkeeper.ports.source import SendUpdate, Source
@@ -94,7 +95,7 @@ class StopFilter:
         return {
             uid: StoppedPod(pod, at)
             for pod in self.pods()
-            if (at := self._stopped.get(uid := _uid(pod))) is not None and uid not in self._terminating
+            if (at := self._stopped.get(uid := uid_of(pod))) is not None and uid not in self._terminating
         }
 
     def terminating(self) -> Mapping[PodUID, TerminatingPod]:
@@ -149,16 +150,16 @@ class StopFilter:
 
     def _receive(self, source: str, update: PodUpdate, emit: SendUpdate) -> None:
         self._emits[source] = emit
-        pods = {_uid(pod): pod for pod in self._received.get(source, ())}
+        pods = {uid_of(pod): pod for pod in self._received.get(source, ())}
         match update.op:
             case Op.SET:
-                pods = {_uid(pod): pod for pod in update.pods}
+                pods = {uid_of(pod): pod for pod in update.pods}
                 self._ready.add(source)
             case Op.REMOVE:
                 for pod in update.pods:
-                    pods.pop(_uid(pod), None)
+                    pods.pop(uid_of(pod), None)
             case _:
-                pods |= {_uid(pod): pod for pod in update.pods}
+                pods |= {uid_of(pod): pod for pod in update.pods}
         self._received[source] = tuple(pods.values())
         self._restore(update.pods if update.op is not Op.REMOVE else ())
         self._send(source)
@@ -166,11 +167,11 @@ class StopFilter:
 
     def _restore(self, pods: tuple[Pod, ...]) -> None:
         """Restore pods stopped before a restart. Drop pods that no source has any more."""
-        for uid in map(_uid, pods):
+        for uid in map(uid_of, pods):
             self._first_seen.setdefault(uid, self._clock.now())
             if (stored := self._checkpoints.take(uid)) is not None:
                 self._stopped[uid] = _time_of(stored) or self._clock.now()
-        for removed in self._first_seen.keys() - set(map(_uid, self.pods())):
+        for removed in self._first_seen.keys() - set(map(uid_of, self.pods())):
             del self._first_seen[removed]
             if self._stopped.pop(removed, None) is not None:
                 self._checkpoints.drop(removed)
@@ -185,11 +186,11 @@ class StopFilter:
         The agent terminates pods that an earlier update had and this one lacks.
         """
         wanted = () if self.closed else self._received[source]
-        pods = tuple(pod for pod in wanted if _uid(pod) not in self._stopped and _uid(pod) not in self._terminating)
-        kept, now = set(map(_uid, pods)), self._clock.monotonic()
-        removed = tuple(pod for pod in self._sent.get(source, ()) if _uid(pod) not in kept)
+        pods = tuple(pod for pod in wanted if uid_of(pod) not in self._stopped and uid_of(pod) not in self._terminating)
+        kept, now = set(map(uid_of, pods)), self._clock.monotonic()
+        removed = tuple(pod for pod in self._sent.get(source, ()) if uid_of(pod) not in kept)
         for pod in removed:
-            self._terminating.setdefault(_uid(pod), TerminatingPod(pod, now, _grace_of(pod)))
+            self._terminating.setdefault(uid_of(pod), TerminatingPod(pod, now, _grace_of(pod)))
         self._sent[source] = pods
         if source in self._ready:
             self._emits[source](PodUpdate(Op.SET, pods, source))
@@ -226,7 +227,3 @@ def _time_of(stored: bytes) -> datetime | None:
         return parse_micro_time(stored.decode())
     except (BadInput, ValueError):
         return None
-
-
-def _uid(pod: Pod) -> PodUID:
-    return PodUID(pod.metadata.uid or "")
