@@ -458,7 +458,7 @@ def test_a_failed_probe_is_counted_but_not_measured() -> None:
     assert "result=failed" in only
 
 
-def test_series_are_removed_with_their_probe_or_pod() -> None:
+def test_series_are_removed_with_their_probe() -> None:
     metrics = Metrics()
     for kind in ProbeKind:
         metrics.probed(WEB, "c", kind, ProbeResult.SUCCESS, 0.1)
@@ -466,8 +466,9 @@ def test_series_are_removed_with_their_probe_or_pod() -> None:
     metrics.probe_removed(WEB, "c", ProbeKind.STARTUP)
     metrics.probe_removed(WEB, "unknown", ProbeKind.STARTUP)
     assert not [name for name in probe_samples(metrics) if "Startup" in name]
-    metrics.forget_pod(PodUID("uid-web"))
-    metrics.forget_pod(PodUID("uid-unknown"))
+    for kind in (ProbeKind.LIVENESS, ProbeKind.READINESS):
+        metrics.probe_removed(WEB, "c", kind)
+    metrics.probe_removed(pod("unknown"), "c", ProbeKind.LIVENESS)
     left = probe_samples(metrics)
     assert left
     assert all("pod=db" in name for name in left)
@@ -529,7 +530,7 @@ def test_a_probe_of_a_pod_without_metadata_has_series() -> None:
     assert probe_samples(metrics) == [
         "prober_probe_total{container=c,namespace=,pod=,pod_uid=,probe_type=Liveness,result=failed}"
     ]
-    metrics.forget_pod(PodUID(""))
+    metrics.probe_removed(nameless, "c", ProbeKind.LIVENESS)
     assert probe_samples(metrics) == []
 
 

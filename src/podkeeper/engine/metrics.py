@@ -1,12 +1,12 @@
-"""Metrics of the engine under the kubelet's names.
+"""Metrics of the engine under the kubelet's names, so that dashboards for the kubelet keep working.
 
-So dashboards for the kubelet keep working. Input: the reports of `Observer`. Output: `exposition`, the text that
-Prometheus scrapes, in the kubelet's format. `model/engine_metrics.py` has the names. `Observer` documents the reports.
+Input: the reports of `Observer`, which documents them. Output: `exposition`, the text that Prometheus scrapes, in the
+kubelet's format. `model/engine_metrics.py` has the names.
 
 * One registry per `Metrics`: nothing is global, so that many agents can run in one process.
 * Reports are cheap: each series is looked up once and kept.
-* Series of a single pod (`prober_*`) are dropped with the pod. They are stored as plain numbers, because a histogram of
-  the library needs several KiB per pod.
+* Series of a single probe (`prober_*`) are dropped with the probe. They are stored as plain numbers, because the
+  library's histogram needs several KiB.
 """
 
 from array import array
@@ -208,10 +208,6 @@ class Metrics(Observer):
     def probe_removed(self, pod: Pod, container: str, kind: ProbeKind) -> None:
         self._probes.forget(PodUID(pod.metadata.uid or ""), (container, kind))
 
-    def forget_pod(self, uid: PodUID) -> None:
-        """Drop all series of a removed pod."""
-        self._probes.forget_pod(uid)
-
 
 # The node's pods, in labels.
 
@@ -287,9 +283,6 @@ class _ProbeSeries:
         probes.pop(key, None)
         if not probes:
             self._pods.pop(uid, None)
-
-    def forget_pod(self, uid: PodUID) -> None:
-        self._pods.pop(uid, None)
 
     def lines(self) -> Iterator[str]:
         """Yield the text of both families, one string per probe.
