@@ -12,13 +12,10 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+from podkeeper.concurrency.timer_grid import seconds_to_grid
 from podkeeper.engine.queue import WorkQueue
 from podkeeper.model.messages import LifecycleEvent, PodUID, PodUpdate, ProbeUpdate
 from podkeeper.ports.clock import Clock
-
-# Round the due times of far syncs up, because one wake-up for several pods costs less than one for each.
-FAR_SECONDS = 30.0
-ROUNDING_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +54,14 @@ class LoopInbox:
         self._arrived.set()
 
     def static_pod_ended(self, full_name: str) -> None:
-        """Put a `StaticPodEnded` before all other messages, because its successor waits."""
-        # Before all other messages: the successor starts as soon as its predecessor has ended (k/k 104648).
+        """Put a `StaticPodEnded` before all other messages: the successor starts at once (k/k 104648)."""
         self._messages.appendleft(StaticPodEnded(full_name))
         self._arrived.set()
 
     def enqueue(self, uid: PodUID, delay_seconds: float) -> None:
         """Schedule the next sync of a pod."""
         now = self._clock.monotonic()
-        if delay_seconds >= FAR_SECONDS:
-            delay_seconds += -(now + delay_seconds) % ROUNDING_SECONDS
+        delay_seconds += seconds_to_grid(now + delay_seconds, delay_seconds)
         # The loop does not poll, so it must also be woken if this sync is due before the time until which it sleeps.
         self.queue.enqueue(uid, delay_seconds)
         self.wake_by(now + delay_seconds)

@@ -25,13 +25,15 @@ from typing import Final
 from msgspec.structs import replace
 
 from podkeeper.concurrency.slots import Slots
+from podkeeper.concurrency.timer_grid import seconds_to_grid
 from podkeeper.engine.events import EventFunction
 from podkeeper.engine.observer import Observer
 from podkeeper.model.errors import BadInput
-from podkeeper.model.k8s.core import Container, ContainerStatus, Pod, PodStatus
+from podkeeper.model.k8s.core import ContainerStatus, Pod, PodStatus
 from podkeeper.model.messages import PodUID, ProbeKind, ProbeResult, ProbeUpdate
 from podkeeper.model.runtime import bare_container_id
 from podkeeper.ports.clock import Clock
+from podkeeper.rules.naming import container_path
 from podkeeper.rules.probe.flags import ProbeView, predates_agent
 from podkeeper.rules.probe.report import ProbeConclusion, Report, Retry, conclude
 from podkeeper.rules.probe.worker import (
@@ -59,8 +61,6 @@ SLOTS: Final = 100
 """The number of concurrent executions."""
 LEASE_SECONDS: Final = 1.0
 """How long an execution keeps its slot. A longer one continues without a slot."""
-RARE_PERIOD_SECONDS: Final = 30.0  # ticks of probes with at least this period are rounded up to the grid below
-TICK_GRID_SECONDS: Final = 0.5  # so that several probes share one wake-up, which costs more than the tick itself
 
 Execute = Callable[[Pod, Target, str, str], Awaitable[Report]]
 """Executes a probe once, given the pod's IP and the container ID in the form of the API."""
@@ -285,8 +285,8 @@ class ProbeManager:
         behind_seconds = max(self._clock.monotonic() - worker.due, 0.0)
         # Relative to the last due time and not to now, so that delays do not add up.
         worker.due += worker.period_seconds * (behind_seconds // worker.period_seconds + 1)
-        if worker.period_seconds >= RARE_PERIOD_SECONDS:
-            worker.due += -worker.due % TICK_GRID_SECONDS
+        # A wake-up costs more than the tick itself.
+        worker.due += seconds_to_grid(worker.due, worker.period_seconds)
         self._tick(worker)
 
     def _tick(self, worker: _ProbeWorker) -> None:
@@ -408,7 +408,7 @@ class ProbeManager:
         if worker.state is not state:  # the worker was stopped meanwhile
             return None
         if conclusion.event is not None:
-            path = _container_path(group.pod, target.container)
+            path = container_path(group.pod, target.container.name)
             self._record_event(replace(conclusion.event, uid=group.uid, container_path=path), group.pod)
         if conclusion.result is not None:
             seconds = self._clock.monotonic() - began
@@ -443,12 +443,6 @@ def _container_status(status: PodStatus | None, name: str) -> ContainerStatus | 
         return None
     statuses = (*(status.container_statuses or ()), *(status.init_container_statuses or ()))
     return next((found for found in statuses if found.name == name and found.container_id), None)
-
-
-def _container_path(pod: Pod, container: Container) -> str:
-    """Return the field path of a container, as events show it."""
-    is_regular = any(regular.name == container.name for regular in pod.spec.containers)
-    return f"spec.{'containers' if is_regular else 'initContainers'}{{{container.name}}}"
 
 
 def _cancel_timer(worker: _ProbeWorker) -> None:
