@@ -105,11 +105,11 @@ class Agent:
     # Pods.
 
     def pods(self) -> tuple[Pod, ...]:
-        """Return the pods that the sources want on this node, each with its newest status."""
+        """Return the desired pods, each with its newest status."""
         return tuple(map(self.with_status, self.engine.manager.pods()))
 
     def pod(self, uid: PodUID) -> Pod | None:
-        """Return a pod that a source wants on this node, with its newest status."""
+        """Return a desired pod with its newest status."""
         pod = self.engine.manager.pod_by_uid(uid)
         return None if pod is None else self.with_status(pod)
 
@@ -140,7 +140,7 @@ class Agent:
     # Termination.
 
     def has_ended(self, uid: PodUID) -> bool:
-        """Return whether no source wants the pod and its worker has finished."""
+        """Return whether no source has the pod and its worker has finished."""
         return self.engine.facts.has_ended(uid)
 
     def is_cleaned_up(self, uid: PodUID) -> bool:

@@ -70,7 +70,7 @@ class ApiSender(Generic[K]):
         while (key := self._outbox.start()) is not None:
             group.create_task(self._send_once(key, send))
         await self._wake.wait()
-        # Clear after the wait and before the next look into the outbox, so that an offer in between is not lost.
+        # Clear after the wait and before the outbox is read again, so that an offer in between is not lost.
         self._wake.clear()
 
     async def _send_once(self, key: K, send: Callable[[K], Awaitable[None]]) -> None:

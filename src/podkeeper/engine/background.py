@@ -2,10 +2,10 @@
 
     sync --spawn--> task in this group --future--> the sync waits, and may stop waiting
 
-A cancelled sync must end soon, but some of its work must continue: a container that is stopping, or an image pull that
-three pods wait for. Such work runs in one task group that belongs to the agent. The caller gets a future. With
-`asyncio.wait` or `asyncio.shield`, a cancelled caller only stops waiting. A caller that awaits the future itself and is
-cancelled cancels the work as well, without waiting for its end.
+A cancelled sync must end soon, but some of its work must continue, for example the stop of a container, or an image
+pull that other pods also wait for. Such work runs in one task group that belongs to the agent. The caller gets a
+future. If the caller waits with `asyncio.wait` or `asyncio.shield`, its cancellation only ends the wait. If the caller
+awaits the future itself, its cancellation also cancels the work, and the caller does not wait for the end of the work.
 
 An exception reaches only the callers that wait. An unexpected error is also logged here. When the agent stops, all work
 is cancelled, and later work is cancelled at once.

@@ -2,9 +2,9 @@
 
     every minute: list the runtime -> choose the garbage of each pod -> remove it
 
-Each container keeps at most its last exited attempt, for its exit code and log. Usually there is nothing to do, because
-the loop removes older attempts when a container exits, and housekeeping removes all containers of a removed pod. This
-module collects the rest: failed removals, exits while no agent ran, containers in an unknown state.
+Each container keeps at most its last exited attempt, for its exit code and log. Usually there is nothing to do:
+`PodContainerDeletor` removes older attempts when a container exits, and housekeeping removes all containers of a
+removed pod. This module collects the rest: failed removals, exits while no agent ran, containers in an unknown state.
 `rules.container_gc` decides what is garbage. Kubelet counterpart: pkg/kubelet/kuberuntime/kuberuntime_gc.go.
 """
 

@@ -242,7 +242,7 @@ class PlanExecutor:
             raise
         log.info("created sandbox %s of pod %s, attempt %s", sandbox_id, format_pod(pod), attempt)
         try:
-            # Ask the runtime and not the cache: the addresses of the new sandbox are needed now, for variables and
+            # Query the runtime and not the cache: the addresses of the new sandbox are needed now, for variables and
             # hooks.
             seen = await self._runtime.pod_record(PodUID(pod.metadata.uid or ""))
         except TryLater as error:

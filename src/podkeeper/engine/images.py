@@ -231,8 +231,8 @@ class ImageManager:
                 return _PullResult(image, each, self._clock.monotonic() - begun)
             except TryLater as error:
                 errors.append(error)
-        # Such a call may still take effect. Its error must reach `_pull_recorded`, which then keeps the pull intent. A
-        # joined ImagePullFailed would delete the intent.
+        # A pull with another error than ImagePullFailed may still take effect. Raise that error, so that
+        # `_pull_recorded` keeps the pull intent. A joined ImagePullFailed would delete the intent.
         unclear = [error for error in errors if not isinstance(error, ImagePullFailed)]
         if len(errors) == 1 or unclear:
             raise (unclear or errors)[0]

@@ -122,7 +122,7 @@ class SyncLoop:
         try:
             for costly in steps:
                 self._steps += 1
-                # A rejection or preemption looks at all pods of the node, so it counts as costly.
+                # A rejection or preemption iterates over all admitted pods, so it counts as costly.
                 if costly or self._steps % PODS_PER_YIELD == 0:
                     await asyncio.sleep(0)
                     await self._healthy.wait()

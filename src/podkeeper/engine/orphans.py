@@ -6,10 +6,10 @@ Housekeeping removes such a pod only after this check.
                                                 |----the same UID---------------> the list was old: check again later
                                                 `----no answer------------------> check again
 
-The first list of a new agent can come from an API server whose cache lags. A pod that is missing from it seems to be an
-orphan, although the API has it and its containers run. The journal stores the last seen resourceVersion under `seen/`.
-It normally reveals such a list, but it is missing after a full disk or with a new journal. A `get` does not lag (see
-`ports.api.ObjectReader`), so its answer decides.
+The cache of an API server can lag, so the first list of a new agent can be stale. A pod that is missing from a stale
+list seems to be an orphan, although the API has it and its containers run. The journal stores the last seen
+resourceVersion under `seen/`, which normally identifies a stale list. After a full disk or with a new journal, there is
+no such version. A `get` does not lag (see `ports.api.ObjectReader`), so its answer decides.
 
 `confirmed` has the UIDs that the API does not have. The API never reuses a UID, so the answer stays true.
 The kubelet has no counterpart: `HandlePodCleanups` kills every pod that is missing from the list.
@@ -71,7 +71,7 @@ class OrphanCheck:
             uid = PodUID(record.uid)
             if len(self._in_flight) >= MAX_CALLS:
                 return  # the next housekeeping checks the others
-            # Housekeeping asks again every 2 s. Without this, a pod that the API has would cause a GET each time.
+            # Housekeeping calls `check` every 2 s. Without the delay, each call would send a GET for a pod in the API.
             if uid not in self._in_flight and now >= self._recheck_at.get(uid, now):
                 self._in_flight.add(uid)
                 group.create_task(self._check(record, confirmed))

@@ -355,7 +355,7 @@ class Pleg:
         return self._clock.monotonic() >= max(self._trusted_from, self._distrusted_until)
 
     async def _relist(self) -> bool:
-        # Events have wall times, cache entries have instants of the monotonic clock. So remember both for this listing.
+        # Events have wall times, cache entries have instants of the monotonic clock. So store both for this listing.
         at, wall = self._inspection_clock(), self._clock.now()
         began = self._relist_began = self._clock.monotonic()
         interval = None if self._relisted_at == _NEVER else at - self._relisted_at

@@ -62,6 +62,8 @@ class PodFacts:
 
     def needs_status(self, uid: PodUID) -> bool:
         """Return whether the pod's status must be kept: a source has the pod, or it has not finished."""
+        # A pod without a status is started. So a rejected or deleted pod needs its status until its source drops it.
+        # The status of a terminating pod has its restart counts, in case its source adds it again.
         finished = predicates.should_be_finished(self._states.state(uid), synced=self._states.synced)
         return self._pods.pod_by_uid(uid) is not None or not finished
 
@@ -75,7 +77,7 @@ class PodFacts:
         return self._pods.pod_by_uid(uid) is None and removable
 
     def has_ended(self, uid: PodUID) -> bool:
-        """Return whether no source wants the pod and its worker has finished."""
+        """Return whether no source has the pod and its worker has finished."""
         # With an update pending, the loop may not have the removal yet or, shortly after a creation, not even the pod.
         if self._inbox.pending_updates > 0 or self._pods.pod_by_uid(uid) is not None:
             return False

@@ -86,14 +86,15 @@ class StatusManager:
     ) -> None:
         """The defaults of these arguments are the behaviour of the kubelet:
 
-        `is_outdated`: whether the spec of a mirror pod differs from its static pod. Such a mirror pod receives no
-        status. `is_needed`: whether to keep the status of a pod that no source names, whose API object is deleted, or
-        whose name belongs to another object. The status of a terminating pod has its restart counts, in case its source
-        adds it again. A pod without a status is started, so a rejected or deleted pod needs its status until its source
-        drops it. `would_revive`: whether a status reports a pod as running that the API shows as finished. Such a
-        status is not sent. `align`: adds to a status what a restarted agent may have lost. Its last argument is True
-        for the first status of a pod since the agent started or forgot the pod. `only_running_is_ready`: whether to
-        ignore a successful readiness probe unless the container runs.
+        * `is_outdated`: whether the spec of a mirror pod differs from its static pod. Such a mirror pod receives no
+          status.
+        * `is_needed`: whether to keep the status of a pod that no source has, whose API object is deleted, or whose
+          name belongs to another object. See `PodFacts.needs_status`.
+        * `would_revive`: whether a status reports a pod as running that the API shows as finished. Such a status is
+          not sent.
+        * `align`: adds to a status what a restarted agent may have lost. Its last argument is True for the first
+          status of a pod since the agent started or forgot the pod.
+        * `only_running_is_ready`: whether to ignore a successful readiness probe unless the container runs.
         """
         self._api = api
         self._pods = pods
