@@ -100,7 +100,7 @@ class Ports:
     clock: Clock
     sources: tuple[Source, ...] = ()
     api: Api | None = None
-    objects: ObjectReader | None = None  # config maps and secrets; None: the API's
+    objects: ObjectReader | None = None  # reads ConfigMaps and Secrets; None: `api` does
     keep_objects: Callable[[Iterable[Pod]], None] | None = None  # receives the pods whose objects are still needed
     journal: Journal | None = None
     subscribe_overuse: Callable[[OveruseSubscriber], None] | None = None  # None: local storage is not watched

@@ -49,7 +49,7 @@ async def drop_unused_manifests(journal: Journal, sources: Collection[str]) -> N
 def stored_objects(
     *, api: ObjectReader, root: Path, clock: Clock, keep_secrets: bool, tokens: TokenProvider | None = None
 ) -> StoredObjects:
-    """Return the API's config maps and secrets, stored so that pods can start without the API.
+    """Return the API's ConfigMaps and Secrets, stored so that pods can start without the API.
 
     Pass it to the volumes and to the agent (`Ports.objects`, `Ports.keep_objects`), and start its `run` as a task.
     """

@@ -171,7 +171,7 @@ async def open_agent_parts(options: Standalone, report: ReportProblems | None = 
 # ---- runtimes ----
 
 OpenRuntime = Callable[[Standalone, Clock, LocalObjects, AsyncExitStack], Awaitable[RuntimeParts]]
-"""Opens a runtime and its parts. The stack closes them. The objects are the config maps and secrets of pods."""
+"""Opens a runtime and its parts. The stack closes them. The objects are the ConfigMaps and Secrets of pods."""
 
 
 async def _fake(options: Standalone, clock: Clock, objects: LocalObjects, opened: AsyncExitStack) -> RuntimeParts:

@@ -99,7 +99,7 @@ class ContainerLogManager:
 
     async def rotate_logs(self, group: asyncio.TaskGroup) -> float:
         """Inspect all logs once and begin the work in the group. Return the seconds until the next run."""
-        # List the tree before the runtime: a pod in the tree that the runtime does not list is gone, not new.
+        # List the tree before the runtime: a pod in the tree that the runtime does not list is removed, not new.
         tree = await self._files.list_logs()
         records = await self._runtime.list_pods()
         # No await from here on, so the plan still holds when the work begins.
@@ -133,7 +133,7 @@ class ContainerLogManager:
             self._begin(("", "", ""), self._files.clear, group)
 
     def _is_removable(self, directory: str, uid: str) -> bool:
-        """Return whether a directory belongs to a pod that is gone. Other directories are not ours."""
+        """Return whether a directory belongs to a removed pod. Directories of other programs stay."""
         return directory.count("_") == 2 and bool(uid) and self._is_removed(PodUID(uid))
 
     def _reopen_missing(self, tree: LogTree, records: Mapping[str, PodRecord], group: asyncio.TaskGroup) -> None:

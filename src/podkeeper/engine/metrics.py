@@ -31,7 +31,6 @@ from podkeeper.rules.static.mirror import is_static_pod
 from podkeeper.rules.worker.updates import UpdateType
 from podkeeper.rules.worker.workers import PodWorkerState, PodWorkerSync
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TOTAL: Final = "_total"
 
 

@@ -41,7 +41,7 @@ class StatusRecord:
     agreed: tuple[Pod, PodStatus] | None = None  # API object and status found equal, so that a batch compares them once
 
     def agrees_with(self, in_api: Pod, status: PodStatus) -> bool:
-        """Return whether `agreed` consists of these very objects."""
+        """Return whether `agreed` consists of exactly these two objects."""
         pair = self.agreed
         return pair is not None and pair[0] is in_api and pair[1] is status
 

@@ -28,7 +28,7 @@ _STDIN_NAME = "<stdin>"
 @dataclass(frozen=True, slots=True)
 class ManifestSet:
     pods: tuple[Pod, ...]
-    others: tuple[LocalObject, ...]  # config maps and secrets
+    others: tuple[LocalObject, ...]  # ConfigMaps and Secrets
     problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
     files: int
