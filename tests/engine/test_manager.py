@@ -43,7 +43,7 @@ def test_a_pod_without_a_uid_is_found_under_an_empty_one() -> None:
 def test_an_api_pod_has_no_mirror_pod() -> None:
     known = manager(WEB, STATIC, MIRROR)
     assert known.orphaned_mirror_full_names() == ()
-    assert known.couple(WEB) == PodAndMirror(WEB, None, was_mirror=False)
+    assert known.pair_of(WEB) == PodAndMirror(WEB, None, was_mirror=False)
 
 
 def test_a_mirror_pod_is_not_a_desired_pod() -> None:
@@ -57,8 +57,8 @@ def test_static_pod_and_mirror_pod_are_matched_in_either_order() -> None:
         assert known.translate_uid(PodUID("mirror-1")) == "static-1"
         assert known.pod_of_mirror(MIRROR) is STATIC
         assert known.mirror_of_pod(STATIC) is MIRROR
-        assert known.couple(STATIC) == PodAndMirror(STATIC, MIRROR, was_mirror=False)
-        assert known.couple(MIRROR) == PodAndMirror(STATIC, MIRROR, was_mirror=True)
+        assert known.pair_of(STATIC) == PodAndMirror(STATIC, MIRROR, was_mirror=False)
+        assert known.pair_of(MIRROR) == PodAndMirror(STATIC, MIRROR, was_mirror=True)
         assert known.translations().pod_to_mirror == {"static-1": "mirror-1"}
         assert known.translations().mirror_to_pod == {"mirror-1": "static-1"}
 
@@ -80,7 +80,7 @@ def test_a_mirror_pod_without_a_desired_pod_is_orphaned() -> None:
     assert known.orphaned_mirror_full_names() == ()
     known.remove(STATIC)
     assert known.orphaned_mirror_full_names() == ("dns_ns",)
-    assert known.couple(MIRROR) == PodAndMirror(None, MIRROR, was_mirror=True)
+    assert known.pair_of(MIRROR) == PodAndMirror(None, MIRROR, was_mirror=True)
     known.remove(MIRROR)
     assert (known.orphaned_mirror_full_names(), known.mirrors()) == ((), ())
 

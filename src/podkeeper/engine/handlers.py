@@ -146,7 +146,7 @@ class SyncHandlers:
     def _add(self, pod: Pod, at: float) -> bool:
         """Handle a new pod. Return True if it was rejected or needs preemption, because that takes longer."""
         self._pods.update(pod)
-        pair = self._pods.couple(pod)
+        pair = self._pods.pair_of(pod)
         if not pair.was_mirror:
             self._deadlines.follow(pod)
         elif pair.pod is not None:
@@ -169,7 +169,7 @@ class SyncHandlers:
 
     def _update(self, pod: Pod, at: float) -> None:
         self._store(pod)
-        self._deliver(dispatch.on_update(self._pods.couple(pod), at))
+        self._deliver(dispatch.on_update(self._pods.pair_of(pod), at))
 
     def _remove(self, pod: Pod, at: float) -> None:
         # First the manager, as in the kubelet, because the decision must see the pods after the change.
@@ -177,7 +177,7 @@ class SyncHandlers:
         if not is_mirror_pod(pod):
             self._admission.forget(uid_of(pod))
             self._deadlines.forget(uid_of(pod))
-        pair = self._pods.couple(pod)
+        pair = self._pods.pair_of(pod)
         update = self._on_removal(pair, at, all_sources_ready=self.all_sources_ready())
         if pair.was_mirror:
             self._deliver(update)
@@ -186,7 +186,7 @@ class SyncHandlers:
 
     def _reconcile(self, pod: Pod, at: float) -> None:
         self._store(pod)
-        pair = self._pods.couple(pod)
+        pair = self._pods.pair_of(pod)
         answer = dispatch.on_reconciliation(pair, at)
         self._deliver(answer.update)
         if answer.clean_dead_containers and pair.pod is not None:
@@ -212,7 +212,7 @@ class SyncHandlers:
         if pod is None:
             log.debug("pod %s is not desired, not synced", uid)
             return
-        self._deliver(dispatch.on_sync(pod, self._pods.couple(pod).mirror, self._clock.monotonic()))
+        self._deliver(dispatch.on_sync(pod, self._pods.pair_of(pod).mirror, self._clock.monotonic()))
 
     def _set_flags(self, update: ProbeUpdate) -> None:
         answer = dispatch.on_probe_result(update.kind, update.result)
@@ -264,7 +264,7 @@ class SyncHandlers:
         """Start a held pod after its victims have ended, unless it was removed or deleted meanwhile."""
         pod = self._pods.pod_by_uid(uid)
         if pod is not None and not _is_being_deleted(pod):
-            answer = self._addition(self._pods.couple(pod), self._clock.monotonic())
+            answer = self._addition(self._pods.pair_of(pod), self._clock.monotonic())
             self._deliver(answer.update if isinstance(answer, dispatch.AdmissionNeeded) else answer)
 
 

@@ -82,7 +82,7 @@ class PodManager:
     def mirror_of_pod(self, pod: Pod) -> Pod | None:
         return self._mirror_by_name.get(full_name(pod))
 
-    def couple(self, either: Pod) -> PodAndMirror:
+    def pair_of(self, either: Pod) -> PodAndMirror:
         """Return a pod and its mirror pod. The argument is either of them."""
         if is_mirror_pod(either):
             return PodAndMirror(self.pod_of_mirror(either), either, was_mirror=True)
