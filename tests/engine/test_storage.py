@@ -66,15 +66,15 @@ def test_subscribers_receive_every_update() -> None:
 def test_a_pod_is_desired_from_its_first_update_until_its_deletion() -> None:
     listener = Listener()
     uid = PodUID("uid-web")
-    assert not listener.storage.wants(uid)
+    assert not listener.storage.is_desired(uid)
     listener.merge(Op.ADD, "file", pod("other"))
     listener.merge(Op.ADD, "api", pod("web"))
-    assert listener.storage.wants(uid)
+    assert listener.storage.is_desired(uid)
     listener.merge(Op.DELETE, "api", pod("web", deleted=True))
-    assert not listener.storage.wants(uid)
+    assert not listener.storage.is_desired(uid)
     listener.merge(Op.SET, "api", pod("web", uid="uid-web-2"))
     listener.merge(Op.REMOVE, "api", pod("web", uid="uid-web-2"))
-    assert [listener.storage.wants(PodUID(each)) for each in ("uid-web-2", "uid-other")] == [False, True]
+    assert [listener.storage.is_desired(PodUID(each)) for each in ("uid-web-2", "uid-other")] == [False, True]
 
 
 def test_a_stored_pod_has_its_source_and_the_time_it_was_first_seen() -> None:

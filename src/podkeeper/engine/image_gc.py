@@ -32,7 +32,7 @@ from podkeeper.rules.images.gc import (
     is_too_old,
     removable,
 )
-from podkeeper.rules.images.pull import joined_messages
+from podkeeper.rules.joined import joined_messages
 
 log = logging.getLogger(__name__)
 

@@ -43,7 +43,6 @@ from podkeeper.rules.images.pull import (
     already_present_message,
     inspect_failure,
     invalid_name_failure,
-    joined_messages,
     never_pull_failure,
     policy_of,
     pull_failure,
@@ -51,6 +50,7 @@ from podkeeper.rules.images.pull import (
     pulled_message,
     with_default_tag,
 )
+from podkeeper.rules.joined import joined_messages
 from podkeeper.rules.naming import container_path, format_pod
 from podkeeper.rules.plan.result import NotStarted
 from podkeeper.rules.status.containers import StartFailure

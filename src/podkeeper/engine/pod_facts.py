@@ -45,7 +45,7 @@ class PodFacts:
         """Return whether a source has the pod and has not requested its deletion."""
         # The loop handles no deletion while the runtime is unhealthy. After recovery, a sync may continue before the
         # loop handles the deletion. So query the storage, not the worker.
-        return self._storage.wants(uid)
+        return self._storage.is_desired(uid)
 
     def could_have_running_containers(self, uid: PodUID) -> bool:
         """Return whether a container of the pod may run. `uid` may be the UID of a mirror pod."""

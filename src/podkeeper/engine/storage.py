@@ -77,7 +77,7 @@ class PodStorage:
         for subscriber in self._subscribers:
             subscriber(update)
 
-    def wants(self, uid: PodUID) -> bool:
+    def is_desired(self, uid: PodUID) -> bool:
         """Return whether a source has a pod that is not being deleted."""
         return any(
             (pod := pods.get(uid)) is not None and pod.metadata.deletion_timestamp is None

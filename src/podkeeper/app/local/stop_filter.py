@@ -67,7 +67,7 @@ class StopFilter:
         self._received: dict[str, tuple[Pod, ...]] = {}  # the pods of each source
         self._ready: set[str] = set()  # sources that have sent a SET with all their pods
         self._sent: dict[str, tuple[Pod, ...]] = {}  # the pods of each source that were sent to the agent
-        self._emits: dict[str, SendUpdate] = {}
+        self._senders: dict[str, SendUpdate] = {}
         self._first_seen: dict[PodUID, datetime] = {}
         self._stopped: dict[PodUID, datetime] = {}
         self._terminating: dict[PodUID, TerminatingPod] = {}
@@ -148,8 +148,8 @@ class StopFilter:
 
     # ---- helpers ----
 
-    def _receive(self, source: str, update: PodUpdate, emit: SendUpdate) -> None:
-        self._emits[source] = emit
+    def _receive(self, source: str, update: PodUpdate, send: SendUpdate) -> None:
+        self._senders[source] = send
         pods = {uid_of(pod): pod for pod in self._received.get(source, ())}
         match update.op:
             case Op.SET:
@@ -193,12 +193,12 @@ class StopFilter:
             self._terminating.setdefault(uid_of(pod), TerminatingPod(pod, now, _grace_of(pod)))
         self._sent[source] = pods
         if source in self._ready:
-            self._emits[source](PodUpdate(Op.SET, pods, source))
+            self._senders[source](PodUpdate(Op.SET, pods, source))
             return
         if removed:
-            self._emits[source](PodUpdate(Op.REMOVE, removed, source))
+            self._senders[source](PodUpdate(Op.REMOVE, removed, source))
         if pods:
-            self._emits[source](PodUpdate(Op.ADD, pods, source))
+            self._senders[source](PodUpdate(Op.ADD, pods, source))
 
     def _notify(self) -> None:
         for subscriber in self._subscribers:
@@ -214,8 +214,8 @@ class _FilteredSource:
     def name(self) -> str:
         return self._source.name
 
-    async def run(self, emit: SendUpdate) -> None:
-        await self._source.run(lambda update: self._receive(self.name, update, emit))
+    async def run(self, send: SendUpdate) -> None:
+        await self._source.run(lambda update: self._receive(self.name, update, send))
 
 
 def _grace_of(pod: Pod) -> int:

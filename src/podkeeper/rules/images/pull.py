@@ -13,7 +13,6 @@ from typing import Final
 
 from podkeeper.model.durations import format_duration
 from podkeeper.rules.images.reference import parse_image, pull_policy_for
-from podkeeper.rules.joined import joined_messages as joined_messages  # the engine imports it from here
 from podkeeper.rules.status.containers import StartFailure
 
 INVALID_IMAGE_NAME: Final = "InvalidImageName"
