@@ -25,7 +25,7 @@ def _no_inspection(uid: PodUID, since: float) -> None: ...
 
 
 class IncreasingClock:
-    """Strictly increasing instants of the monotonic clock, so that of two instants one is always newer."""
+    """Strictly increasing instants of the monotonic clock. No two instants are equal."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -99,7 +99,9 @@ class Checkpoints:
                 await self._journal.sync()
             self._durable = written
         except TimeoutError:
-            log.warning("checkpoints %s are not durable after %g s, will retry", self._prefix, SYNC_TIMEOUT_SECONDS)
+            log.warning(
+                "cannot write checkpoints %s to disk within %g s, will retry", self._prefix, SYNC_TIMEOUT_SECONDS
+            )
         except TryLater as error:
             log.warning("cannot sync checkpoints %s, will retry: %s", self._prefix, error)
         except Exception:

@@ -98,7 +98,7 @@ SUMS = {
 
 
 @pytest.mark.parametrize("spec, expected", SUMS.values(), ids=SUMS.keys())
-def test_pod_requests(spec: Json, expected: Json) -> None:
+def test_the_resource_requests_of_a_pod(spec: Json, expected: Json) -> None:
     assert amounts(msgspec.convert(spec, core.PodSpec)) == expected
 
 
