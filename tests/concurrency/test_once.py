@@ -57,6 +57,15 @@ def test_a_solved_problem_is_logged_when_it_returns(problems: LogOnce[str], capl
     assert shown(caplog) == [("WARNING", "100% full")] * 2
 
 
+def test_a_problem_is_not_logged_again_after_another_text_of_its_subject(
+    problems: LogOnce[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    problems.problem("disk", "full")
+    problems.first("disk", "slow: %d s", 10)
+    problems.problem("disk", "full")
+    assert [level for level, _ in shown(caplog)] == ["WARNING", "DEBUG", "DEBUG"]
+
+
 @pytest.mark.parametrize("kept", [{"disk"}, lambda subject: subject == "disk"], ids=["names", "predicate"])
 def test_other_subjects_are_forgotten(problems: LogOnce[str], caplog: pytest.LogCaptureFixture, kept: object) -> None:
     problems.problem("disk", "full")

@@ -194,6 +194,26 @@ def test_a_key_that_failed_without_an_urgent_offer_is_not_urgent() -> None:
     assert started(outbox) == ["x", "a"]
 
 
+def test_a_held_urgent_key_stays_urgent_when_it_is_offered_at_once() -> None:
+    outbox: Outbox[str] = Outbox(slots=9)
+    outbox.offer("a", "a", urgent=True)
+    outbox.start()
+    outbox.done("a", failed=True, fraction=0)
+    outbox.offer("x", "x")
+    outbox.offer("a", "a", at_once=True)
+    assert started(outbox) == ["a", "x"]
+
+
+def test_an_urgent_offer_during_a_failed_send_makes_the_retry_urgent() -> None:
+    outbox = offered("a")
+    outbox.start()
+    outbox.offer("a", "a", urgent=True)
+    outbox.done("a", failed=True, fraction=0)
+    outbox.offer("x", "x")
+    outbox.retry("a")
+    assert started(outbox) == ["a", "x"]
+
+
 def test_a_key_that_became_urgent_is_sent_once() -> None:
     outbox = offered("a")
     outbox.offer("a", "a", urgent=True)

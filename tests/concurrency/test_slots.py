@@ -133,6 +133,66 @@ def test_an_idle_lease_expires_when_its_slot_is_needed() -> None:
     run(scenario)
 
 
+async def time_of_slot(slots: Slots[str], *holders: str) -> float:
+    """Return when the last of these callers has a slot. They begin to wait now, in order."""
+    waiting = [asyncio.create_task(slots.acquire(holder)) for holder in holders]
+    await waiting[-1]
+    return asyncio.get_running_loop().time()
+
+
+def test_each_free_slot_is_granted_to_one_caller() -> None:
+    async def scenario() -> None:
+        slots: Slots[str] = Slots(1)
+        await slots.acquire("a")
+        first, second = (asyncio.create_task(slots.acquire(name)) for name in "bc")
+        await asyncio.sleep(1)
+        slots.give_back("a")
+        await asyncio.sleep(1)
+        assert (first.done(), second.done()) == (True, False)
+
+    run(scenario)
+
+
+def test_the_lease_of_each_waiting_caller_ends_too() -> None:
+    async def scenario() -> None:
+        slots: Slots[str] = Slots(1, lease_seconds=10)
+        began = asyncio.get_running_loop().time()
+        assert slots.take("hung")
+        assert await time_of_slot(slots, "also hung", "next") - began == 20
+
+    run(scenario)
+
+
+def test_a_caller_that_gets_a_shorter_lease_frees_its_slot_earlier() -> None:
+    async def scenario() -> None:
+        slots: Slots[str] = Slots(1, lease_seconds=100)
+        began = asyncio.get_running_loop().time()
+        assert slots.take("a")
+        waiting = [
+            asyncio.create_task(slots.acquire("short", lease_seconds=10)),
+            asyncio.create_task(slots.acquire("next")),
+        ]
+        await asyncio.sleep(1)
+        slots.give_back("a")
+        await asyncio.gather(*waiting)
+        assert asyncio.get_running_loop().time() - began == 11
+
+    run(scenario)
+
+
+def test_a_caller_is_served_at_the_end_of_the_next_lease_if_the_first_one_ended_early() -> None:
+    async def scenario() -> None:
+        slots: Slots[str] = Slots(2, lease_seconds=10)
+        began = asyncio.get_running_loop().time()
+        assert slots.take("a")
+        await asyncio.sleep(5)
+        assert slots.take("b")
+        asyncio.get_running_loop().call_later(1, slots.give_back, "a")  # to c
+        assert await time_of_slot(slots, "c", "d") - began == 15
+
+    run(scenario)
+
+
 # Tickets: owners get slots in the order of their tickets, and idle tickets expire.
 
 
@@ -201,6 +261,28 @@ def test_a_cancelled_owner_leaves_its_slot_to_the_next() -> None:
             cancelled.cancel()
 
     assert calls_of(scenario) == ["first", "last"]
+
+
+def test_a_ticket_expires_although_another_owner_drew_in_the_meantime() -> None:
+    now = 0.0
+    tickets: Tickets[str] = Tickets(10, lambda: now)
+    drawn = []
+    for at, owner in ((0.0, "a"), (5.0, "b"), (6.0, "c"), (12.0, "a"), (12.0, "b")):
+        now = at
+        drawn.append(tickets.draw(owner))
+    assert drawn == [0, 1, 2, 3, 1]
+
+
+def test_an_owner_keeps_the_older_of_its_two_tickets_after_a_long_call() -> None:
+    now = 0.0
+    tickets: Tickets[str] = Tickets(10, lambda: now)
+    first = tickets.draw("a")
+    now = 11.0
+    assert [tickets.draw("b"), tickets.draw("a")] == [1, 2]
+    tickets.renew("a", first)
+    assert tickets.draw("a") == first
+    tickets.renew("a", 2)
+    assert tickets.draw("a") == first
 
 
 async def _awaited(call: Awaitable[None]) -> None:
