@@ -81,6 +81,7 @@ def test_an_incomplete_line_is_written_when_the_stream_ends(tmp_path: Path) -> N
     log.write("stderr", b"other")
     log.finish("stdout")
     log.finish("stderr")
+    log.finish("stdout")
     log.close()
     lines = [parse_cri_line(line) for line in (tmp_path / "c" / "0.log").read_bytes().splitlines(keepends=True)]
     assert [(line.stream, line.content) for line in lines] == [
@@ -119,7 +120,7 @@ def test_a_log_that_cannot_be_reopened_continues_in_the_old_file(tmp_path: Path)
 def test_a_new_log_removes_the_logs_of_an_earlier_pod_with_the_same_uid(tmp_path: Path) -> None:
     directory = tmp_path / "c"
     directory.mkdir()
-    for name in ("0.log", "0.log.20261115-100000.gz", "0.log.20261115-100001", "10.log", "1.log"):
+    for name in ("0.log", "0.log.20261115-100000.gz", "0.log.20261115-100001", "10.log", "1.log", "0.logs"):
         (directory / name).write_text("earlier pod")
     log = ContainerLog(str(directory / "0.log"))
     log.begin()
@@ -127,7 +128,7 @@ def test_a_new_log_removes_the_logs_of_an_earlier_pod_with_the_same_uid(tmp_path
     log.close()
     assert (directory / "0.log").read_bytes().endswith(b"stdout F new\n")
     assert b"earlier" not in (directory / "0.log").read_bytes()
-    assert sorted(path.name for path in directory.iterdir()) == ["0.log", "1.log", "10.log"]
+    assert sorted(path.name for path in directory.iterdir()) == ["0.log", "0.logs", "1.log", "10.log"]
 
 
 def test_a_log_without_a_path_drops_its_output() -> None:

@@ -49,12 +49,12 @@ def test_a_mount_over_the_root_covers_it() -> None:
 def test_each_part_of_a_mountinfo_line_is_parsed() -> None:
     text = (
         "36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:2 - ext3 /dev/root rw\n"
-        "37 36 98:0 / /a\\040b\\134\\303\\274 rw,relatime,ro - nfs4 server:/x rw,vers=4\n"
+        "37 36 98:0 /sub\\040dir /a\\040b\\134\\303\\274 rw,relatime,ro - nfs4 server:/x rw,vers=4\n"
         "38 36 98:0 / /c rw,errors=remount-ro propagate_from:2 unbindable - tmpfs tmpfs ro\n"
     )
     assert mounts.parse(text) == [
         MountPoint(36, 35, "/mnt2", "ext3", shared=True, root="/mnt1", super_options=("rw",)),
-        MountPoint(37, 36, "/a b\\ü", "nfs4", read_only=True, super_options=("rw", "vers=4")),
+        MountPoint(37, 36, "/a b\\ü", "nfs4", read_only=True, root="/sub dir", super_options=("rw", "vers=4")),
         MountPoint(38, 36, "/c", "tmpfs", super_options=("ro",)),
     ]
 
@@ -105,9 +105,11 @@ def test_only_uncovered_mounts_are_visible() -> None:
         mount(9, 77, "/elsewhere"),  # its parent is not in the table
         mount(10, 1, "/g"),
         mount(11, 1, "/g"),  # covers 10
+        mount(12, 11, "/g"),
+        mount(13, 11, "/g"),  # covers 11 and 12
     ]
     found = {point: each.id for point, each in mounts.visible(table).items()}
-    assert found == {"/": 1, "/a": 3, "/a/c": 4, "/d": 6, "/d/f": 8, "/g": 11}
+    assert found == {"/": 1, "/a": 3, "/a/c": 4, "/d": 6, "/d/f": 8, "/g": 13}
     assert list(found) == sorted(found)
     assert mounts.visible([]) == {}
 
@@ -127,6 +129,22 @@ def test_paths_that_are_not_utf8_or_mix_escapes_and_letters_are_parsed(tmp_path:
 def test_the_file_system_of_a_path_is_that_of_its_innermost_mount() -> None:
     assert mounts.file_system_of("/proc/self") == "proc"
     assert mounts.file_system_of("/") == mounts.visible(mounts.read())["/"].file_system
+
+
+def test_of_the_mounts_at_a_path_the_last_reachable_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = [
+        MountPoint(1, 0, "/", "ext4"),
+        MountPoint(2, 1, "/nowhere/a", "tmpfs"),
+        MountPoint(3, 2, "/nowhere/a", "overlay"),
+        MountPoint(4, 1, "/nowhere/a//deleted", "nfs4"),
+    ]
+    monkeypatch.setattr(mounts, "read", lambda: table)
+    assert mounts.mounts_below("/nowhere") == ["/nowhere/a", "/nowhere/a"]
+    assert mounts.file_system_of("/nowhere/a/b") == "overlay"
+    assert mounts.file_system_of("/nowhere") == "ext4"
+    monkeypatch.setattr(mounts, "read", lambda: [table[0], MountPoint(5, 1, "/x//deleted", "nfs4")])
+    monkeypatch.setattr(os.path, "realpath", lambda path: path)
+    assert mounts.file_system_of("/x//deleted") == "ext4"
 
 
 @needs_mounts

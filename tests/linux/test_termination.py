@@ -27,6 +27,18 @@ MESSAGES: dict[str, tuple[bytes | None, bytes | None, bool, str]] = {
     ),
     "the last 2048 bytes": (b"", line(b"x" * 3000), True, "x" * 2047 + "\n"),
     "a line whose beginning is cut off": (b"", line(b"x" * 65530) + line(b"end"), True, "end\n"),
+    "a log of exactly the length that is read": (
+        b"",
+        line(b"first") + line(b"x" * (65536 - len(line(b"first") + line(b"") + line(b"end"))), b"P") + line(b"end"),
+        True,
+        ("x" * 2048 + "end\n")[-2048:],
+    ),
+    "a short log of exactly the length that is read": (
+        b"",
+        b"0" * (65536 - len(line(b"first")[1:])) + line(b"first")[1:],
+        True,
+        "first\n",
+    ),
     "an incomplete last line": (b"", line(b"whole") + b"2026 stdout F half", True, "whole\n"),
     "a malformed line in the log": (b"", b"nonsense\n", True, "\n"),
     "bytes that are not UTF-8": (b"\xff", None, False, "\ufffd"),
