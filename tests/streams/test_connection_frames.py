@@ -385,6 +385,35 @@ def test_close_does_not_wait_for_unread_data() -> None:
     assert play(work) == 0.0
 
 
+def test_data_after_the_end_of_a_stream_is_dropped() -> None:
+    async def work(wire: Wire) -> None:
+        stream, buffer = wire.begun()
+        wire.receive(Data(stream.number, b"last", fin=True), Data(stream.number, b"late"))
+        assert [await buffer.take(), await buffer.take()] == [(stream, b"last"), (stream, b"")]
+        waiting = asyncio.create_task(buffer.take())
+        await settle()
+        assert not waiting.done()
+        waiting.cancel()
+
+    play(work)
+
+
+def test_closed_streams_and_buffers_leave_nothing() -> None:
+    async def work(wire: Wire) -> None:
+        wire.receive(SettingsFrame(((7, 1),)))
+        for _ in range(3):
+            stream, buffer = wire.begun()
+            wire.receive(Data(stream.number, b"x"))
+            await buffer.take()
+            stream.reset()
+            buffer.close()
+        connection = wire.connection
+        windows = (connection._send_windows._left.keys(), connection._receive_windows._done.keys())
+        assert (connection._streams, connection._buffers, *map(set, windows)) == ({}, set(), {0}, {0})
+
+    play(work)
+
+
 def test_nothing_is_sent_on_a_closing_transport() -> None:
     async def work(wire: Wire) -> None:
         stream, _ = wire.begun()

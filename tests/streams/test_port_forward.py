@@ -111,6 +111,26 @@ def test_a_failed_forward_reports_the_error_and_sends_nothing() -> None:
     assert left == [Reset(3, 5), GoAway(0)]
 
 
+def test_a_refused_forward_resets_its_other_stream_at_once() -> None:
+    reset: list[Frame] = []
+
+    async def script(peer: Peer) -> None:
+        numbers = [frame.stream for frame in (await peer.frame(), await peer.frame()) if isinstance(frame, SynStream)]
+        await peer.send(Reset(numbers[0], 3))
+        reset.append(await peer.frame())
+        await peer.until_gone()
+
+    async def work(way: PortForward) -> None:
+        with pytest.raises(TryLater, match="refused"):
+            await way.open(80)
+        async with asyncio.timeout(5):
+            while not reset:  # before the whole connection is closed
+                await asyncio.sleep(0.01)
+
+    play(script, work)
+    assert reset == [Reset(3, 5)]
+
+
 def test_closing_one_forwarded_connection_keeps_the_others() -> None:
     async def script(peer: Peer) -> None:
         first, other = (await peer.accept(2))["data"], (await peer.accept(2))["data"]

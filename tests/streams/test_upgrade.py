@@ -87,6 +87,25 @@ def test_messages_for_responses_other_than_an_upgrade(answer: bytes, kind: type[
     asyncio.run(scenario())
 
 
+def test_a_refused_connection_is_closed() -> None:
+    async def scenario() -> None:
+        closed = asyncio.Event()
+
+        async def script(peer: Peer) -> None:
+            await peer.switch("v9")
+            await peer.until_gone()
+            closed.set()
+
+        async with serving(script) as url:
+            with pytest.raises(RuntimeRefused) as refused:
+                await open_connection(url, PROTOCOL)
+            async with asyncio.timeout(5):
+                await closed.wait()
+            del refused  # not before, because its traceback keeps the transport from being collected and closed
+
+    asyncio.run(scenario())
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
