@@ -2,16 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from podkeeper.app.agent import Agent
 from podkeeper.app.local.client import RequestFailed
-from podkeeper.app.local.logs import read_file
+from podkeeper.app.local.logs import LogFile, is_running, read_file
+from podkeeper.model.messages import PodUID
+from podkeeper.model.runtime import ContainerRecord, PodRecord, RecordState
 from podkeeper.rules.logs.reading import LogOptions
 from podkeeper.runtimes.fake import FakeRuntime
 from tests.app.local.harness import Harness, append, is_open, manifest
+from tests.doubles import stand_in
 
 
 def line(text: str, second: int = 0, stream: str = "stdout", tag: str = "F") -> bytes:
@@ -137,6 +143,20 @@ def test_the_log_of_a_container_and_of_its_previous_instance(it: Harness) -> Non
     # Between two instances the status has no current container, so the log is that of the last one.
     assert b"".join(it.client.stream(*where)) == b"second instance\n"
     assert b"".join(it.client.stream(*where, previous=True)) == b"second instance\n"
+
+
+@pytest.mark.parametrize("state", RecordState)
+def test_a_log_grows_until_its_container_is_known_to_have_exited(state: RecordState) -> None:
+    containers = (
+        ContainerRecord(id="c1", name="app", state=state),
+        ContainerRecord(id="c0", name="app", state=RecordState.EXITED),
+    )
+    found = PodRecord(uid=PodUID("u"), name="web", namespace="default", containers=containers)
+    agent = stand_in(Agent, SimpleNamespace(record={found.uid: found}.__getitem__))
+    log = LogFile(Path("/log"), PodUID("u"), "c1")
+    assert is_running(agent, log) is (state is not RecordState.EXITED)
+    assert not is_running(agent, replace(log, container_id="c0"))
+    assert not is_running(agent, replace(log, container_id="gone"))
 
 
 def test_a_follower_of_a_container_reads_its_last_lines(it: Harness) -> None:

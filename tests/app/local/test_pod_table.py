@@ -3,8 +3,9 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
-from podkeeper.app.local.pod_table import human_duration, summary_of
+from podkeeper.app.local.pod_table import human_duration, pods_table, summary_of
 from podkeeper.model.k8s.core import (
     ContainerState,
     ContainerStateRunning,
@@ -13,6 +14,7 @@ from podkeeper.model.k8s.core import (
     ContainerStatus,
     Pod,
     PodCondition,
+    PodReadinessGate,
     PodStatus,
 )
 from podkeeper.testing.build import container, pod
@@ -145,6 +147,18 @@ CASES: dict[str, tuple[Pod, str, str, str]] = {
         "0",
     ),
     "rejected": (pod_with(phase="Failed", reason="OutOfcpu"), "0/1", "OutOfcpu", "0"),
+    "a sidecar that is not ready does not count": (
+        pod_with(
+            status(RUNNING, ready=True),
+            inits=(status(RUNNING, name="side", started=True),),
+            sidecars=("side",),
+            conditions=("Initialized",),
+        ),
+        "1/2",
+        "Running",
+        "0",
+    ),
+    "deleted from a lost node": (pod_with(status(RUNNING), deleted=True, reason="NodeLost"), "0/1", "Unknown", "0"),
 }
 
 
@@ -155,12 +169,22 @@ def test_the_columns_of_kubectl(shown: Pod, ready: str, word: str, restarts: str
 
 
 DURATIONS = {
-    -5: "<invalid>", -1: "0s", 0: "0s", 119: "119s", 120: "2m", 125: "2m5s", 599: "9m59s", 600: "10m", 10_799: "179m",
-    10_800: "3h", 11_000: "3h3m", 28_800: "8h", 172_799: "47h", 172_800: "2d", 180_000: "2d2h", 691_200: "8d",
-    86_400 * 400: "400d", 86_400 * 730: "2y", 86_400 * 740: "2y10d", 86_400 * 3000: "8y",
+    -5: "<invalid>", -1: "0s", 0: "0s", 119: "119s", 120: "2m", 125: "2m5s", 599: "9m59s", 600: "10m", 630: "10m",
+    10_799: "179m", 10_800: "3h", 11_000: "3h3m", 28_800: "8h", 172_799: "47h", 172_800: "2d", 180_000: "2d2h",
+    691_200: "8d", 694_800: "8d", 86_400 * 400: "400d", 86_400 * 730: "2y", 86_400 * 740: "2y10d", 86_400 * 3000: "8y",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("seconds, expected", DURATIONS.items())
 def test_durations_have_the_format_of_kubectl(seconds: int, expected: str) -> None:
     assert human_duration(timedelta(seconds=seconds)) == expected
+
+
+@pytest.mark.parametrize("met, expected", [((), "0/2"), (("a",), "1/2"), (("a", "b"), "2/2")])
+def test_the_column_of_readiness_gates(met: tuple[str, ...], expected: str) -> None:
+    gates = tuple(PodReadinessGate(condition_type=each) for each in "ab")
+    shown = pod_with(status(RUNNING), conditions=met)
+    gated = replace(shown, spec=replace(shown.spec, readiness_gates=gates))
+    table = pods_table([(gated, ""), (shown, "")], NOW)
+    assert table.column_definitions[8].name == "Readiness Gates"
+    assert [row.cells[8] for row in table.rows] == [expected, "<none>"]

@@ -7,7 +7,7 @@ import pytest
 from podkeeper.app.local.reasons import reason_of
 from podkeeper.engine.history import Explanation, TimelineEntry
 from podkeeper.model.history import EventRecorded, StatusChanged
-from podkeeper.model.k8s.core import Pod
+from podkeeper.model.k8s.core import ContainerState, ContainerStateTerminated, Pod
 from podkeeper.model.messages import PodUID
 from tests.app.local.test_pod_table import DONE, NOW, RUNNING, ended, pod_with, status, waits
 
@@ -28,6 +28,40 @@ WHYS: dict[str, tuple[Pod, Explanation, str, str]] = {
         explained(8),
         "",
         "app: CrashLoopBackOff, last exit code 3, next sync in 8 s",
+    ),
+    "a crash loop of a command that cannot be started": (
+        pod_with(
+            status(
+                waits("CrashLoopBackOff"),
+                last=ContainerState(terminated=ContainerStateTerminated(exit_code=128, message="no such file")),
+            )
+        ),
+        explained(),
+        "",
+        "app: CrashLoopBackOff, last exit code 128: no such file",
+    ),
+    "the message of a program that crashes is in its log": (
+        pod_with(
+            status(
+                waits("CrashLoopBackOff"),
+                last=ContainerState(terminated=ContainerStateTerminated(exit_code=3, message="bye")),
+            )
+        ),
+        explained(),
+        "",
+        "app: CrashLoopBackOff, last exit code 3",
+    ),
+    "a message of the maximum length": (
+        pod_with(phase="Failed", reason="A", message="x" * 237),
+        explained(),
+        "",
+        "A: " + "x" * 237,
+    ),
+    "a longer message": (
+        pod_with(phase="Failed", reason="A", message="x" * 238),
+        explained(),
+        "",
+        "A: " + "x" * 234 + "...",
     ),
     "a missing image": (
         pod_with(status(waits("ErrImagePull", "no such\nimage")), phase="Pending"),

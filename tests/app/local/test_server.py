@@ -1,5 +1,7 @@
 """The local API over a real socket: queries, errors, stopping and starting pods."""
 
+import errno
+import os
 import socket
 import stat
 from pathlib import Path
@@ -118,6 +120,13 @@ def test_a_stop_with_a_grace_period_shortens_the_termination(it: Harness) -> Non
     it.until(lambda: it.status("slow") == "Stopped", within=10)
 
 
+def test_a_stop_with_a_grace_period_of_0_kills_at_once(it: Harness) -> None:
+    it.write("slow.yaml", manifest("slow", lives={"app": {"term_seconds": None}}, grace=600))
+    it.until(lambda: it.status("slow") == "Running")
+    it.client.post("stop", "default", "slow", gracePeriodSeconds=0)
+    it.until(lambda: it.status("slow") == "Stopped", within=10)
+
+
 def test_a_second_stop_shortens_the_grace_period(it: Harness) -> None:
     it.write("slow.yaml", manifest("slow", lives={"app": {"term_seconds": None}}, grace=600))
     it.until(lambda: it.status("slow") == "Running")
@@ -174,6 +183,24 @@ def test_a_pod_whose_manifest_is_removed_terminates_and_is_removed(it: Harness) 
 
 def test_only_its_owner_may_open_the_socket(it: Harness) -> None:
     assert stat.S_IMODE(it.socket.stat().st_mode) == 0o600
+
+
+def test_listening_restores_the_umask_and_closes_the_socket_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0o027)
+    try:
+        listen(tmp_path / "s").close()
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+    opened = len(os.listdir("/proc/self/fd"))
+    refused = OSError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr(socket.socket, "listen", lambda *_: (_ for _ in ()).throw(refused))
+    with pytest.raises(BadInput, match="Permission denied") as error:
+        listen(tmp_path / "t")
+    assert len(os.listdir("/proc/self/fd")) == opened
+    del error  # not before, because its traceback keeps the socket from being collected and closed
 
 
 def test_a_socket_without_an_agent_is_an_error(tmp_path: Path) -> None:

@@ -135,6 +135,32 @@ def test_a_stopped_pod_stays_stopped_after_a_restart_until_its_manifest_is_remov
     asyncio.run(scenario())
 
 
+def test_a_pod_whose_manifest_is_removed_is_forgotten_and_not_started_again() -> None:
+    async def scenario() -> None:
+        async with Harness(FakeJournal()) as node:
+            node.source.write("/a", pod("a"))
+            await node.settle()
+            node.source.write("/a")
+            await node.settle()
+            assert (node.stop_filter.first_seen(A), node.stop_filter.will_restart(A)) == (None, False)
+
+    asyncio.run(scenario())
+
+
+def test_a_started_pod_is_started_durably() -> None:
+    async def scenario() -> None:
+        journal = FakeJournal()
+        async with Harness(journal) as node:
+            node.source.write("/a", pod("a"))
+            await node.settle()
+            await node.stop_filter.stop(A)
+            await node.stop_filter.start(A)
+            journal.crash()
+        assert journal.load() == {}
+
+    asyncio.run(scenario())
+
+
 def test_a_closed_filter_sends_no_pods_and_stores_nothing() -> None:
     async def scenario() -> None:
         journal = FakeJournal()

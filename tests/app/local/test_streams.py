@@ -3,19 +3,28 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 
+from podkeeper.app.agent import Agent
 from podkeeper.app.local.channels import PROTOCOL, relay, status_of
 from podkeeper.app.local.client import ChannelSocket, LocalClient, RequestFailed
+from podkeeper.app.local.process_streams import ProcessStreams
 from podkeeper.app.local.server import listen
+from podkeeper.app.local.streams import PlainStreams
 from podkeeper.model.k8s.meta import Status
 from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
+from podkeeper.runtimes.process.runtime import ProcessRuntime
+from podkeeper.runtimes.process.sessions import Session
 from tests.app.local.harness import Harness, append, is_open, manifest, sending
 from tests.app.local.test_logs import line
+from tests.doubles import stand_in
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 
@@ -96,6 +105,64 @@ def test_the_status_of_an_end(end: CommandEnd, expected: Status) -> None:
 
 
 # ---- with a real process ----
+
+
+def test_closing_a_session_with_the_output_of_a_command_cancels_the_command() -> None:
+    async def scenario() -> None:
+        cancelled = asyncio.Event()
+
+        async def run_command(container_id: str, command: Sequence[str]) -> CommandEnd:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+            raise AssertionError
+
+        agent = stand_in(Agent, SimpleNamespace(runtime_name="plain", run_command=run_command))
+        session = await PlainStreams(agent).exec("c1", ["sleep"], tty=False, stdin=False)
+        await asyncio.sleep(0)
+        await session.close()
+        async with asyncio.timeout(5):
+            await cancelled.wait()
+
+    asyncio.run(scenario())
+
+
+def test_a_terminal_of_a_process_has_the_columns_and_rows_of_the_client() -> None:
+    class Sessions(SimpleNamespace):
+        sizes: list[tuple[int, int]]
+
+        async def exec_stream(self, container_id: str, command: Sequence[str], *, tty: bool, stdin: bool) -> Session:
+            return stand_in(Session, self)
+
+        def resize(self, rows: int, columns: int) -> None:
+            self.sizes.append((columns, rows))
+
+    async def scenario() -> None:
+        sessions = Sessions(sizes=[])
+        session = await ProcessStreams(stand_in(ProcessRuntime, sessions)).exec("c1", ["sh"], tty=True, stdin=True)
+        await session.resize(120, 40)
+        assert sessions.sizes == [(120, 40)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("length", [1, 125, 126, 127, 65535, 65536, 65537])
+def test_frames_of_each_length_are_sent_as_the_protocol_requires(length: int) -> None:
+    ours, theirs = socket.socketpair()
+    data = os.urandom(length - 1)
+    with ours, theirs, ChannelSocket(ours, ours.makefile("rb")) as channels:
+        theirs.settimeout(5)
+        sending = threading.Thread(target=channels.send, args=(STDIN, data))
+        sending.start()
+        with theirs.makefile("rb") as received:
+            first, second = received.read(2)
+            size = second & 0x7F
+            extended = {126: 2, 127: 8}.get(size, 0)
+            size = int.from_bytes(received.read(extended)) if extended else size
+            assert (first, second & 0x80, extended) == (0x82, 0x80, 0 if length < 126 else 2 if length < 65536 else 8)
+            assert (size, received.read(4), received.read(size)) == (length, bytes(4), bytes([STDIN]) + data)
+        sending.join()
 
 
 class RealProcess:
