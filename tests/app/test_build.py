@@ -7,12 +7,14 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from podkeeper.model.errors import BadInput
-from podkeeper.model.k8s.core import Container, Pod, PodSpec
+from podkeeper.model.errors import BadInput, ImagePullFailed, RuntimeUnavailable
+from podkeeper.model.k8s.core import Container, Pod, PodSpec, ResourceRequirements
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.messages import Op, PodUID, PodUpdate, ProbeKind, ProbeResult, ProbeUpdate
+from podkeeper.model.runtime import PodRecord
 from podkeeper.model.runtime_calls import SandboxConfig
-from podkeeper.runtimes.fake import Behaviour
+from podkeeper.rules.admission.preempt import SYSTEM_CRITICAL_PRIORITY
+from podkeeper.runtimes.fake import Behaviour, Operation
 from podkeeper.testing import build
 from podkeeper.testing.build import container, probe
 from podkeeper.testing.node import NODE, NodeHarness, on_node
@@ -286,3 +288,80 @@ def test_the_runtime_has_nothing_of_a_removed_pod() -> None:
         return [record.name for record in await harness.runtime.list_pods()]
 
     assert on_node(scenario) == ["stays"]
+
+
+# The journal: its keys are the format on disk, so another agent of this version must find them.
+
+
+def test_backoff_and_status_have_a_journal_entry_until_their_pod_is_removed() -> None:
+    async def scenario(harness: NodeHarness) -> None:
+        harness.runtime.behave("crash", "app", Behaviour(after_seconds=1, exit_code=2))
+        harness.runtime.faults.fail(Operation.PULL_IMAGE, "missing:v1", times=None, error=ImagePullFailed)
+        await harness.create(pod("crash", container()), pod("missing", container(image="missing:v1")))
+        await asyncio.sleep(20)
+        crash, missing = harness.uid("crash"), harness.uid("missing")
+        keys = {f"status/{crash}", f"status/{missing}", f"restart-backoff/{crash}", f"pull-backoff/{missing}"}
+        assert keys <= harness.journal.load().keys()
+        await harness.delete("crash")
+        await harness.delete("missing")
+        await harness.until(lambda: harness.phase("crash") == harness.phase("missing") == "gone", within=40)
+        await asyncio.sleep(60)
+        assert not keys & harness.journal.load().keys()
+
+    on_node(scenario)
+
+
+def test_the_status_of_a_pod_is_restored_before_the_loop_handles_the_pod() -> None:
+    async def scenario(harness: NodeHarness) -> None:
+        (created,) = await harness.create(pod("web", probed()))
+        await harness.until(lambda: harness.is_ready("web"), within=5)
+        await harness.stop_agent()
+        agent = harness.new_agent()
+        agent.engine.storage.merge(PodUpdate(Op.ADD, (created,), "api"))
+        assert list(agent.engine.statuses.cached) == [harness.uid("web")]
+
+    on_node(scenario)
+
+
+def test_a_pod_deleted_while_the_runtime_is_unhealthy_gets_no_sandbox() -> None:
+    async def scenario(harness: NodeHarness) -> None:
+        harness.volumes.faults.hang("mount", seconds=30)
+        await harness.create(pod("web", container()))
+        await asyncio.sleep(5)
+        harness.runtime.faults.fail(Operation.HEALTH, times=None, error=RuntimeUnavailable)
+        await asyncio.sleep(20)
+        await harness.delete("web")
+        await asyncio.sleep(60)
+        assert [each for each in harness.runtime.call_log if each.operation == Operation.RUN_SANDBOX] == []
+
+    on_node(scenario)
+
+
+def test_a_pod_that_waits_for_preempted_pods_is_not_started_by_housekeeping() -> None:
+    async def scenario(harness: NodeHarness) -> None:
+        harness.runtime.behave("victim", "app", Behaviour(term_seconds=None))
+        large = replace(container(), resources=ResourceRequirements(requests={"cpu": "40"}))
+        await harness.create(pod("victim", large, grace=60))
+        await harness.until(lambda: harness.phase("victim") == "Running", within=5)
+        (critical,) = harness.files.write(
+            "/manifests/a.yaml", pod("critical", large, priority=SYSTEM_CRITICAL_PRIORITY)
+        )
+        await asyncio.sleep(50)
+        assert {uid for uid, _ in harness.runtime.live_containers()} == {harness.uid("victim")}
+        await asyncio.sleep(20)
+        assert {uid for uid, _ in harness.runtime.live_containers()} == {critical.metadata.uid}
+
+    on_node(scenario)
+
+
+def test_a_pod_that_an_old_list_lacks_keeps_its_state_until_the_api_confirms_its_removal() -> None:
+    async def scenario(harness: NodeHarness) -> None:
+        engine, uid = harness.agent.engine, PodUID("unknown")
+        await asyncio.sleep(5)
+        assert engine.orphans is not None
+        assert engine.facts.is_removed(uid)
+        async with asyncio.TaskGroup() as group:
+            engine.orphans.check((PodRecord(uid=uid, name="x", namespace="default"),), group, lambda: None)
+            assert not engine.facts.is_removed(uid)
+
+    on_node(scenario)

@@ -11,6 +11,7 @@ from podkeeper.model.k8s.core import Event, Secret
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.runtime import RecordState
 from podkeeper.rules.images.gc import GcPolicy
+from podkeeper.rules.static.pod import References
 from podkeeper.runtimes.fake import Behaviour, Operation
 from podkeeper.testing import build
 from podkeeper.testing.build import container
@@ -149,3 +150,56 @@ def test_containers_that_exited_while_no_agent_ran_are_removed_within_a_minute()
         assert harness.dead("web") == [2]
 
     on_node(scenario, NodeWithGC)
+
+
+def test_a_kept_image_is_not_removed_from_a_full_disk() -> None:
+    class NodeWithKeptImage(NodeWithGC):
+        def ports(self) -> Ports:
+            return replace(super().ports(), kept_images=("reg.test/kept:v1",))
+
+    async def scenario(harness: NodeWithGC) -> None:
+        for name in ("kept", "old"):
+            await harness.runtime.pull_image(f"reg.test/{name}:v1")
+        await asyncio.sleep(200)
+        harness.runtime.image_disk_bytes, harness.runtime.other_disk_bytes = 200 * MIB, 190 * MIB
+        await asyncio.sleep(301)
+        assert [image.tags for image in await harness.runtime.list_images()] == [("reg.test/kept:v1",)]
+
+    on_node(scenario, NodeWithKeptImage)
+
+
+def test_the_record_of_a_pull_is_in_the_journal_until_its_image_is_removed() -> None:
+    async def scenario(harness: NodeWithGC) -> None:
+        def keys() -> list[str]:
+            return [key.partition("/")[0] for key in harness.journal.load() if key.startswith("pull")]
+
+        harness.runtime.faults.hang(Operation.PULL_IMAGE, IMAGE, seconds=10)
+        await harness.create(pod("web", APP))
+        await asyncio.sleep(5)
+        assert keys() == ["pull-begun"]
+        await harness.until(lambda: harness.phase("web") == "Running", within=20)
+        assert keys() == ["pulled"]
+        await harness.delete("web")
+        await harness.until(lambda: harness.phase("web") == "gone", within=20)
+        for image in await harness.runtime.list_images():
+            await harness.runtime.remove_image(image.id)
+        await asyncio.sleep(700)
+        assert keys() == []
+
+    on_node(scenario, NodeWithGC)
+
+
+def test_pull_secrets_come_from_the_manifests_if_there_is_no_api() -> None:
+    class NodeWithoutApi(NodeWithGC):
+        def ports(self) -> Ports:
+            return replace(super().ports(), api=None, objects=self.api, sources=(self.files,))
+
+    async def scenario(harness: NodeWithGC) -> None:
+        harness.runtime.private_images[IMAGE] = frozenset({"right"})
+        await harness.api.create(pull_secret("mine", "right"))
+        harness.files.write(
+            "/manifests/web.yaml", pod("web", APP, pull_secrets=("mine",)), allowed=References.LOCAL_STORE
+        )
+        await harness.until(lambda: bool(harness.runtime.live_containers()), within=10)
+
+    on_node(scenario, NodeWithoutApi)
