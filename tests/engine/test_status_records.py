@@ -213,6 +213,39 @@ def test_the_checkpoint_of_a_pod_that_comes_back_during_a_call_has_the_status_in
     simulate(scenario())
 
 
+def test_the_next_checkpoint_has_the_answer_of_a_call_during_which_its_pod_came_back() -> None:
+    async def scenario() -> None:
+        node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
+        node.api.seconds = lambda verb, name: 1.0 if verb == "patch" else 0.0
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send(node, UNREADY))
+            await asyncio.sleep(0.5)
+            node.manager.remove_orphaned_statuses(())
+            node.manager.set_pod_status(versioned(WEB, 5), READY)
+        answer = snapshot_of(versioned(node.api.pods["web"], 10))  # the version is incremented after the answer
+        assert snapshot_stored_with(EXITED, node, journal) == answer
+
+    simulate(scenario())
+
+
+def test_a_restarted_agent_keeps_the_statuses_that_earlier_ones_sent_without_an_answer() -> None:
+    async def scenario() -> None:
+        before = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
+
+        def lose(called: str, name: str) -> None:
+            if called == "patch":
+                raise ApiUnavailable("the answer is lost")
+
+        before.api.fail_after = lose
+        await send(before, UNREADY)
+        before.manager.set_pod_status(WEB, READY)
+        after = NumberedStatusHarness(WEB, journal=journal)
+        shown = snapshot_stored_with(EXITED, after, journal)
+        assert shown.unanswered == (status_digest(UNREADY), status_digest(READY))
+
+    simulate(scenario())
+
+
 def test_the_api_object_of_a_checkpoint_is_in_the_next_one_until_the_api_answers() -> None:
     async def scenario() -> None:
         before = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
@@ -329,6 +362,24 @@ def test_a_static_pod_that_starts_over_is_not_compared_with_its_mirror_pod(in_fl
             node.manager.start_over(uid_of(STATIC))
             assert node.manager.phases() == {}
         assert node.manager.set_pod_status(STATIC, READY)
+
+    simulate(scenario())
+
+
+def test_the_first_status_of_a_static_pod_that_starts_over_keeps_nothing_of_its_mirror_pod() -> None:
+    aligned: list[bool] = []
+
+    def align(in_api: Pod, ours: PodStatus, first: bool) -> PodStatus:
+        aligned.append(first)
+        return ours
+
+    async def scenario() -> None:
+        node = StatusHarness(STATIC, replace(MIRROR, status=EXITED), hooks={"align": align})
+        node.manager.start_over(uid_of(STATIC))
+        for new in (UNREADY, READY):
+            node.manager.set_pod_status(STATIC, new)
+            await node.manager.sync_batch(every=False)
+        assert aligned == [False, False]
 
     simulate(scenario())
 
