@@ -135,3 +135,12 @@ def test_a_log_without_a_path_drops_its_output() -> None:
     log = ContainerLog("")
     log.begin()
     assert log.write("stdout", b"lost\n") == 0
+
+
+def test_output_that_a_full_disk_drops_counts_as_written() -> None:
+    """Otherwise the rate limit would not slow down a container that fills the disk."""
+    log = ContainerLog("/dev/full")
+    log.open()
+    line = len("2016-10-06T00:17:09.669794202Z stdout F lost\n")
+    assert [log.write("stdout", b"lost\n"), log.write("stdout", b"lost\nlost\n")] == [line, 2 * line]
+    log.close()
