@@ -1,5 +1,6 @@
 """Port forwarding over the local socket: data in both directions, separate connections, errors."""
 
+import asyncio
 import json
 import os
 import socket
@@ -7,15 +8,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from podkeeper.app.local.client import ChannelSocket, RequestFailed
+from podkeeper.app.local.cri_streams import CriStreams
 from podkeeper.app.local.forwards import HostForwards, ready_sandbox
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.k8s.core import Pod
 from podkeeper.model.runtime import SandboxRecord
+from podkeeper.runtimes.cri.stream_calls import StreamCalls
+from podkeeper.runtimes.cri.transport import Transport
+from podkeeper.streams.port_forward import ForwardedConnection, PortForward
 from tests.app.local.harness import Harness, harness, manifest, sending
+from tests.doubles import stand_in
 
 STDIN, STDOUT, ERROR, CLOSE = 0, 1, 3, 255
 
@@ -136,3 +144,27 @@ def test_the_ready_sandbox_is_used() -> None:
     assert ready_sandbox(Pod(), (old, new)) == "new"
     with pytest.raises(RuntimeRefused, match="is not running"):
         ready_sandbox(Pod(), (old,))
+
+
+def test_the_connection_to_a_cri_runtime_is_closed_if_it_refuses_the_port() -> None:
+    class Connection:
+        is_closed = False
+
+        async def open(self, port: int, *, alone: bool = False) -> ForwardedConnection:
+            assert alone
+            raise RuntimeRefused("no")
+
+        async def close(self) -> None:
+            self.is_closed = True
+
+    made = Connection()
+
+    class Calls:
+        async def port_forward(self, sandbox_id: str) -> PortForward:
+            return stand_in(PortForward, made)
+
+    streams = CriStreams(cast(Transport, SimpleNamespace()))
+    streams._calls = stand_in(StreamCalls, Calls())
+    with pytest.raises(RuntimeRefused):
+        asyncio.run(streams.forward("s1", 80))
+    assert made.is_closed
