@@ -103,7 +103,7 @@ class ContainerLog:
             self._file = file
 
     def write(self, stream: str, data: bytes) -> int:
-        """Write a chunk of a stream. Return the number of bytes in the file."""
+        """Write a chunk of a stream. Return the number of written bytes, which count for the rate limit."""
         if self._file < 0:
             return 0
         lines, self._pending[stream] = log_lines(self._prefix(stream), self._pending.get(stream, b""), data)
