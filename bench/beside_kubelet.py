@@ -180,7 +180,10 @@ def measured(containerd: Containerd, wanted: BenchSize) -> Figures:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.beside_kubelet", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.beside_kubelet",
+        description="Measure podkeeper and the kubelet alternately on one containerd.",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="few pods, one turn [about half a minute]")
     options = parser.parse_args(arguments)

@@ -264,9 +264,14 @@ def own_containerd() -> Iterator[tuple[Containerd, Path]]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cri", description="Measure real containers.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="few pods, bursts of ten, no idle node [about a minute]")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measurements per median [{ROUNDS}]")
-    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS, help="duration of the idle measurement")
+    parser.add_argument("--quick", action="store_true", help="few pods, bursts of ten, no idle node [under a minute]")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measurements per median [default: {ROUNDS}]")
+    parser.add_argument(
+        "--idle-seconds",
+        type=float,
+        default=IDLE_SECONDS,
+        help=f"duration of the idle measurement [default: {IDLE_SECONDS:g}]",
+    )
     options = parser.parse_args(arguments)
     if (reason := missing()) is not None:
         print(f"cannot measure real containers: {reason}", file=sys.stderr)

@@ -182,7 +182,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description="Measure the engine with many pods.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--pods", type=int, default=10_000, help="number of pods [default: 10000]")
-    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS, help="duration of the idle measurement")
+    parser.add_argument(
+        "--idle-seconds",
+        type=float,
+        default=IDLE_SECONDS,
+        help=f"duration of the idle measurement [default: {IDLE_SECONDS:g}]",
+    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:

@@ -107,9 +107,14 @@ def in_own_process(root: Path, rounds: int, count: int) -> dict[str, float]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.process", description="Measure real pods.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measurements per median [{ROUNDS}]")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measurements per median [default: {ROUNDS}]")
     parser.add_argument("--pods", type=int, default=PODS, help=f"pods at once and idle [default: {PODS}]")
-    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS, help="duration of the idle measurement")
+    parser.add_argument(
+        "--idle-seconds",
+        type=float,
+        default=IDLE_SECONDS,
+        help=f"duration of the idle measurement [default: {IDLE_SECONDS:g}]",
+    )
     parser.add_argument("--settle-seconds", type=float, default=SETTLE_SECONDS, help=argparse.SUPPRESS)
     parser.add_argument("--quick", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

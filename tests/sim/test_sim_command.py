@@ -272,7 +272,7 @@ BAD = {
     "actions that are not numbers": (("--only", "1,x"), ["cannot parse 'x'"]),
     "an unknown profile key": (("--profile", "pots=3"), ["'pots=3'", "pods", "polite", "crash"]),
     "a profile value that is not a number": (("--profile", "pods=many"), ["'pods=many'"]),
-    "invariants that do not exist": (("--also", "tests.sim.planted:nothing"), ["MODULE:FUNCTION"]),
+    "invariants that do not exist": (("--also", "tests.sim.planted:nothing"), ["MODULE:NAME"]),
     "an unknown log level": (("--log", "loud"), ["loud"]),
 }
 

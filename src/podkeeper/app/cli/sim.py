@@ -105,7 +105,7 @@ def _function(text: str) -> str:
         named_function(text)
     except (ImportError, AttributeError, AssertionError, ValueError) as error:
         raise ValueError(
-            f"cannot import {text!r} ({error}); expected MODULE:FUNCTION with one argument, a World"
+            f"cannot import {text!r} ({error}); expected MODULE:NAME of a class or function with one argument, a World"
         ) from None
     return text
 
@@ -143,7 +143,11 @@ def _list_and_exit(context: click.Context, option: click.Parameter, wanted: bool
     help="Run only these actions, as printed by a failure.",
 )
 @click.option(
-    "--also", default="", metavar="MODULE:FUNCTION", callback=_parsed_by(_function), help="Add your own invariants."
+    "--also",
+    default="",
+    metavar="MODULE:NAME",
+    callback=_parsed_by(_function),
+    help="Add your own invariant, a class or function that is called with the world.",
 )
 @click.option(
     "--state",
