@@ -12,7 +12,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "testing.md").read_text()
 
 def names(code: str) -> dict[str, Any]:
     found: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, "tests/test_gauge.py", "exec"), found)
+    exec(compile(code, "/checkout/tests/test_gauge.py", "exec"), found)
     return found
 
 
