@@ -4,6 +4,7 @@ Paths are `str`. Failed calls raise OSError.
 """
 
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -23,6 +24,9 @@ PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 # Calls added since 2019 have the same number on all architectures. clone does not.
 _CLOSE_RANGE, _CLONE3, _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 436, 435, 428, 429, 442
 _CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220, "armv7l": 120, "ppc64le": 120, "i686": 120}
+_SECCOMP = {"x86_64": 317, "aarch64": 277, "riscv64": 277, "armv7l": 383, "ppc64le": 358, "i686": 354}
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "armv7l": 311, "ppc64le": 271, "i686": 288}
+_SECCOMP_SET_MODE_FILTER, _KEYCTL_JOIN_SESSION_KEYRING = 1, 1
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH, _CLOSE_RANGE_CLOEXEC = 1, os.O_CLOEXEC, 4, 4
 
@@ -166,3 +170,44 @@ def set_hostname(name: str) -> None:
     """sethostname(2)."""
     encoded = name.encode()
     _checked(_libc.sethostname(encoded, ctypes.c_size_t(len(encoded))), name)
+
+
+def install_seccomp(program: bytes, flags: int = 0) -> None:
+    """Filter the system calls of this thread and its future children, irreversibly (seccomp(2)).
+
+    `program` is an array of struct sock_filter, `flags` are SECCOMP_FILTER_FLAG_*. Needs CAP_SYS_ADMIN or no_new_privs.
+    The filter also applies to the calls between this one and exec.
+    """
+    count, rest = divmod(len(program), 8)
+    if rest or count > 0xFFFF:  # the kernel receives only the count, in 16 bits
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), f"seccomp filter of {len(program)} bytes")
+    instructions = ctypes.create_string_buffer(program, len(program))
+    pointer = struct.pack("@HP", count, ctypes.addressof(instructions))  # struct sock_fprog
+    result = _machine_call(_SECCOMP, _uint(_SECCOMP_SET_MODE_FILTER), _uint(flags), pointer)
+    subject = f"seccomp filter of {count} instructions"
+    if result < 0 and ctypes.get_errno() == errno.EACCES:
+        subject = "seccomp filter without CAP_SYS_ADMIN and without no_new_privs"
+    _checked(result, subject)
+
+
+def new_session_keyring(name: str) -> bool:
+    """Leave the inherited session keyring for the one of this name, and create that if needed (keyctl(2)).
+
+    Return False if the kernel has no keyrings (ENOSYS), an outer seccomp filter forbids them (EPERM), or the user has
+    too many (EDQUOT). A container can start nevertheless: permissions still protect the keys of other users. runc
+    ignores only ENOSYS, and so does not start inside of some containers.
+    """
+    if _machine_call(_KEYCTL, ctypes.c_int(_KEYCTL_JOIN_SESSION_KEYRING), name.encode()) >= 0:
+        return True
+    if ctypes.get_errno() in (errno.ENOSYS, errno.EPERM, errno.EDQUOT):
+        return False
+    return bool(_checked(-1, f"session keyring {name}"))
+
+
+def _machine_call(numbers: dict[str, int], *arguments: Any) -> int:
+    """Make a system call whose number depends on the machine."""
+    number = numbers.get(platform.machine())
+    if number is None:
+        ctypes.set_errno(errno.ENOSYS)
+        return -1
+    return _syscall(number, *arguments)
