@@ -104,6 +104,8 @@ def compile_profile(profile: Profile, machine: str, capabilities: frozenset[int]
     # As in libseccomp, calls of other instruction sets kill only the thread.
     entry = program.result(Action.KILL_THREAD)
     for audit, abis in reversed(_MACHINES[machine].abis):
+        if abis[0].name not in filtered:
+            continue
         ranges: list[tuple[int, _Decision]] = []
         for abi in abis:
             ranges += _ranges(abi, profile, rules) if abi.name in filtered else _killed(abi, profile)
@@ -143,8 +145,8 @@ def _result(action: Action, data: int) -> int:
 
 
 def _killed(abi: _Abi, profile: Profile) -> list[tuple[int, _Decision]]:
-    """Return the ranges of an instruction set that the profile does not list."""
-    # As in libseccomp: if a tracer skips a call, the thread must survive.
+    """Return the ranges of x32 if the profile does not list it."""
+    # As in libseccomp: the thread must survive a call that a tracer skips. Its number is that of no instruction set.
     default = _result(profile.default_action, profile.default_errno)
     return [(abi.first, _Decision(Action.KILL_THREAD)), (_NO_NUMBER, _Decision(default))]
 

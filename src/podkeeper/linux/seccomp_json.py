@@ -96,7 +96,7 @@ class _Object:
         if not names:
             raise ProfileError(f"{self._at('names')}: Required value: the names of one or more system calls")
         return Rule(
-            names=tuple(names),
+            names=tuple(dict.fromkeys(names)),
             action=self._action("action"),
             errno=self._errno("errnoRet", "errno"),
             conditions=tuple(self._each("args", lambda path, value: _Object(path, value)._condition())),
@@ -171,7 +171,9 @@ def _invalid(path: str, found: object, expected: str) -> ProfileError:
 
 
 def _shown(value: object) -> str:
-    # A value can be as long as the document.
+    # A value can be as long as the document, and nested too deeply for `dumps`.
+    if isinstance(value, dict | list):
+        return "{...}" if isinstance(value, dict) else "[...]"
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
