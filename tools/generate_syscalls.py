@@ -93,8 +93,14 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("headers", type=Path, help="directory of the extracted package linux-libc-dev")
     headers = parser.parse_args(None if arguments is None else list(arguments)).headers
-    tables = read_tables(headers)
-    OUTPUT.write_text(generate(read_version(headers), tables), encoding="utf-8")
+    try:
+        tables = read_tables(headers)
+        text = generate(read_version(headers), tables)
+    except OSError as error:
+        raise SystemExit(
+            f"cannot read {error.filename}: {error.strerror}; extract the Debian package linux-libc-dev, 6.12 or newer"
+        ) from error
+    OUTPUT.write_text(text, encoding="utf-8")
     print(f"wrote {OUTPUT.name}: {', '.join(f'{len(calls)} calls of {abi}' for abi, calls in tables.items())}")
     return 0
 

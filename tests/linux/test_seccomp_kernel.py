@@ -8,7 +8,6 @@ import platform
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -163,7 +162,6 @@ def test_calls_of_x32() -> None:
     """The filter gives the same results whether or not the kernel runs programs of x32."""
     numbers = syscall_numbers("x32")
     assert filtered(lambda: system_call(numbers["keyctl"])) == -errno.EPERM
-    assert filtered(lambda: system_call(numbers["ptrace"] - X32 + X32, 0)) in (-errno.ENOSYS, 0)
     assert filtered(lambda: system_call(X32 + 9999)) == -errno.ENOSYS
     assert exit_status(lambda: system_call(numbers["getpid"]), Profile(Action.ALLOW)) == -signal.SIGSYS
 
@@ -290,8 +288,3 @@ def test_a_filter_needs_no_tables_in_the_keeper() -> None:
         "print([name for name in sys.modules if 'seccomp' in name or 'syscall_numbers' in name])"
     )
     assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "[]\n"
-
-
-def test_the_program_has_the_layout_of_the_kernel() -> None:
-    program = compile_profile(RUNTIME_DEFAULT, MACHINE, DEFAULT, KERNEL)
-    assert len(program) % struct.calcsize("=HBBI") == 0
