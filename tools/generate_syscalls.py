@@ -45,17 +45,16 @@ def calls_of(text: str) -> dict[str, int]:
     """Return the numbers that a header defines."""
     found: dict[str, int] = {}
     for name, expression in DEFINITION.findall(text):
-        match re.fullmatch(r"\(?(?:(__\w+)\s*\+\s*)?(\w+)\)?", expression):
-            case None:
-                raise UnknownHeader(f"cannot read the number of {name}: {expression}")
-            case found_terms:
-                base, last = found_terms.groups()
+        terms = re.fullmatch(r"\(?(?:(__\w+)\s*\+\s*)?(\w+)\)?", expression)
+        if terms is None:
+            raise UnknownHeader(f"cannot read the number of {name}: {expression}")
+        base, last = terms.groups()
         if base is not None and base not in BASES:
             raise UnknownHeader(f"cannot read the number of {name}: unknown base {base}")
         offset = found.get(last.removeprefix("__NR_")) if last.startswith("__NR_") else int(last, 0)
         if offset is None:
             raise UnknownHeader(f"cannot read the number of {name}: unknown name {last}")
-        found[name] = BASES.get(base, 0) + offset
+        found[name] = offset + (BASES[base] if base else 0)
     return found
 
 

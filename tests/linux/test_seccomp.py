@@ -46,9 +46,9 @@ def run(
     return BpfMachine(compile_profile(profile, machine, capabilities, kernel)).run(AUDIT[abi], number, arguments)
 
 
-def call(*arguments: str | int, **options: Any) -> Callable[[], int]:
+def call(name: str | int, *arguments: int, **options: Any) -> Callable[[], int]:
     """Return a test case. Compile it only in the test, so that an error is a failure of that test."""
-    return partial(run, *arguments, **options)
+    return partial(run, name, *arguments, **options)
 
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000

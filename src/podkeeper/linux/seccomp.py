@@ -35,12 +35,11 @@ _X32_BIT: Final = 0x40000000
 
 @dataclass(frozen=True, slots=True)
 class _Abi:
-    """An instruction set and its part of the numbers of one AUDIT_ARCH_* value."""
+    """An instruction set. Its numbers go from `first` to that of the next one with the same AUDIT_ARCH_* value."""
 
     name: str
     bits: int
     first: int = 0
-    last: int = _NO_NUMBER
     special: int = _NO_NUMBER  # the numbers from here on do not grow with the kernel
 
 
@@ -54,7 +53,7 @@ _MACHINES: Final = {
     "x86_64": _Machine(
         "amd64",
         (
-            (0xC000003E, (_Abi("x86_64", 64, last=_X32_BIT - 1), _Abi("x32", 32, _X32_BIT, special=_X32_BIT + 512))),
+            (0xC000003E, (_Abi("x86_64", 64), _Abi("x32", 32, _X32_BIT, special=_X32_BIT + 512))),
             (0x40000003, (_Abi("i386", 32),)),
         ),
     ),

@@ -90,7 +90,7 @@ class Program:
             if bits := mask >> shift & _LOW:
                 entry = self.branch(EQUAL, value >> shift & bits, entry, if_false)
                 if bits != _LOW:
-                    entry = self._write_and(bits)
+                    entry = self._write(_AND, bits)
                 entry = self.load(_ARGUMENTS + 8 * condition.index + half, entry)
         return entry
 
@@ -108,10 +108,8 @@ class Program:
         self._reversed.append((code, jt, jf, k))
         return Label(len(self._reversed))
 
-    def _write_and(self, mask: int) -> Label:
-        return self._write(_AND, mask)
-
     def _fall_through_to(self, target: Label) -> None:
+        """Make the next instruction in front of the others continue at a label."""
         if target != len(self._reversed):
             self._write(_JUMP, len(self._reversed) - target)
 
