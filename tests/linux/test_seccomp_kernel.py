@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,15 @@ from podkeeper.linux import libc
 from podkeeper.linux.capabilities import bounding_set
 from podkeeper.linux.seccomp import compile_profile, syscall_numbers
 from podkeeper.linux.seccomp_default import RUNTIME_DEFAULT
-from podkeeper.linux.seccomp_profile import Action, Condition, Operator, Profile, Rule
+from podkeeper.linux.seccomp_profile import (
+    ALLOW_SPECULATION,
+    LOG_ACTIONS,
+    Action,
+    Condition,
+    Operator,
+    Profile,
+    Rule,
+)
 from tests.linux.bpf_machine import BpfMachine
 from tests.linux.seccomp_oracle import AUDIT
 from tests.runtimes.process.jail_harness import KeeperFailed, in_keeper
@@ -118,6 +127,10 @@ def test_calls_under_the_default_profile(call: str | int, arguments: tuple[int, 
 def test_the_kernel_accepts_the_program_of_every_set_of_capabilities() -> None:
     for capabilities in (frozenset[int](), DEFAULT, frozenset(range(64))):
         assert filtered(os.getpid, capabilities=capabilities) > 0
+
+
+def test_the_kernel_accepts_the_flags_of_a_profile() -> None:
+    assert filtered(os.getpid, replace(RUNTIME_DEFAULT, flags=LOG_ACTIONS | ALLOW_SPECULATION)) > 0
 
 
 def test_programs_run_under_the_default_profile() -> None:

@@ -193,6 +193,7 @@ def install_seccomp(program: bytes, flags: int = 0) -> None:
 def new_session_keyring(name: str) -> bool:
     """Leave the inherited session keyring for the one of this name, and create that if needed (keyctl(2)).
 
+    Processes that use the same name share the keyring, so the name must be that of one container.
     Return False if the kernel has no keyrings (ENOSYS), an outer seccomp filter forbids them (EPERM), or the user has
     too many (EDQUOT). A container can start nevertheless: permissions still protect the keys of other users. runc
     ignores only ENOSYS, and so does not start inside of some containers.
