@@ -4,8 +4,8 @@ It allows the same calls as the default profile of containerd 2.4 (contrib/secco
 on the capabilities of the container. Deliberate differences:
 
 * socket(2) and personality(2) compare only the lower half of their argument, because the kernel ignores the upper one.
-  containerd compares 64 bits, so a process on x86_64 can open an AF_VSOCK or AF_ALG socket with any upper half.
-* Calls that exist neither on x86_64 nor on aarch64 nor for their 32-bit processes are not listed.
+  containerd compares 64 bits. A process gets past that if it sets a bit of the upper half, and opens AF_VSOCK.
+* Calls that exist only on other machines than x86_64 and aarch64 are not listed.
 
 As in containerd:
 
