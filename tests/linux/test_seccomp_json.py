@@ -116,12 +116,20 @@ def test_operators(operator: Operator) -> None:
 
 def test_a_map_of_architectures() -> None:
     machines: list[dict[str, Any]] = [
-        {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86"]},
-        {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": ["SCMP_ARCH_ARM", "SCMP_ARCH_X32"]},
+        {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86", "SCMP_ARCH_X32"]},
+        {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": ["SCMP_ARCH_ARM", "SCMP_ARCH_X86"]},
         {"architecture": "SCMP_ARCH_S390X", "subArchitectures": ["SCMP_ARCH_S390", "SCMP_ARCH_X32"]},
     ]
-    assert read({**DENY, "archMap": machines}).architectures == {"i386", "arm"}
+    assert read({**DENY, "archMap": machines}).architectures == {"i386", "x32", "arm"}
+    assert read({**DENY, "archMap": machines[1:]}).architectures == {"arm"}
     assert read({**DENY, "archMap": machines[2:]}).architectures == set()
+
+
+@pytest.mark.parametrize(
+    "flag, number", [("LOG", 2), ("SPEC_ALLOW", 4), ("TSYNC", 0), ("WAIT_KILLABLE_RECV", 0)], ids=lambda each: str(each)
+)
+def test_flags(flag: str, number: int) -> None:
+    assert read({**DENY, "flags": [f"SECCOMP_FILTER_FLAG_{flag}"]}).flags == number
 
 
 def with_rule(**fields: object) -> dict[str, object]:
@@ -145,8 +153,8 @@ INVALID: dict[str, tuple[object, str]] = {
         "defaultErrnoRet: Invalid value: 4096: must be an integer from 0 to 4095",
     ),
     "the name of a default errno": (
-        {**DENY, "defaultErrno": "NOPE"},
-        'defaultErrno: Invalid value: "NOPE": must be the name of an error, such as "EPERM"',
+        {**DENY, "defaultErrno": "ENOPE"},
+        'defaultErrno: Invalid value: "ENOPE": must be the name of an error, such as "EPERM"',
     ),
     "an attribute that is no error": (
         {**DENY, "defaultErrno": "errorcode"},
@@ -252,8 +260,12 @@ INVALID: dict[str, tuple[object, str]] = {
         with_rule(includes={"minKernel": 4.8}),
         'syscalls[1].includes.minKernel: Invalid value: 4.8: must be a kernel version, such as "4.8"',
     ),
+    "a value of 80 characters is shown": (
+        {**DENY, "defaultErrnoRet": "x" * 78},
+        f'defaultErrnoRet: Invalid value: "{"x" * 78}": must be an integer from 0 to 4095',
+    ),
     "a long value is shortened": (
-        {**DENY, "defaultErrnoRet": "x" * 100},
+        {**DENY, "defaultErrnoRet": "x" * 79},
         f'defaultErrnoRet: Invalid value: "{"x" * 76}...: must be an integer from 0 to 4095',
     ),
 }

@@ -38,7 +38,7 @@ class _Abi:
     """An instruction set. Its numbers go from `first` to that of the next one with the same AUDIT_ARCH_* value."""
 
     name: str
-    bits: int
+    has_32_bits: bool = False
     first: int = 0
     special: int = _NO_NUMBER  # the numbers from here on do not grow with the kernel
 
@@ -53,12 +53,12 @@ _MACHINES: Final = {
     "x86_64": _Machine(
         "amd64",
         (
-            (0xC000003E, (_Abi("x86_64", 64), _Abi("x32", 32, _X32_BIT, special=_X32_BIT + 512))),
-            (0x40000003, (_Abi("i386", 32),)),
+            (0xC000003E, (_Abi("x86_64"), _Abi("x32", True, _X32_BIT, special=_X32_BIT + 512))),
+            (0x40000003, (_Abi("i386", True),)),
         ),
     ),
     "aarch64": _Machine(
-        "arm64", ((0xC00000B7, (_Abi("aarch64", 64),)), (0x40000028, (_Abi("arm", 32, special=0xF0000),)))
+        "arm64", ((0xC00000B7, (_Abi("aarch64"),)), (0x40000028, (_Abi("arm", True, special=0xF0000),)))
     ),
 }
 # The first argument of socketcall(2) and ipc(2) for each call (linux/net.h, linux/ipc.h).
@@ -159,7 +159,7 @@ def _ranges(abi: _Abi, profile: Profile, rules: list[Rule]) -> list[tuple[int, _
     points = dict(defaults)
     for number in decisions:
         points[number + 1] = next(decision for first, decision in reversed(defaults) if first <= number + 1)
-    return sorted((points | decisions).items(), key=itemgetter(0))
+    return sorted((points | decisions).items(), key=itemgetter(0))  # a decision has no order
 
 
 def _defaults(abi: _Abi, profile: Profile, known: list[int]) -> list[tuple[int, _Decision]]:
@@ -196,6 +196,7 @@ def _decisions(abi: _Abi, profile: Profile, rules: list[Rule]) -> dict[int, _Dec
                 cases.setdefault(number, []).extend((each, result) for each in conditions)
             call, argument = _MULTIPLEXER.get(name, ("", 0))
             if call in numbers and not (rule.conditions and rule.action.permits):
+                # The kernel also ignores the upper half of this argument.
                 only = Condition(0, Operator.EQ, argument, bits=32)
                 cases.setdefault(numbers[call], []).append(((only,), result))
     conditional = {number: _Decision(default, tuple(found)) for number, found in cases.items()}
@@ -205,12 +206,9 @@ def _decisions(abi: _Abi, profile: Profile, rules: list[Rule]) -> dict[int, _Dec
 def _conditions(rule: Rule, abi: _Abi) -> list[tuple[Condition, ...]]:
     """Return alternatives, of each of which all conditions must be true."""
     conditions = rule.conditions
-    if abi.bits == 32:
-        low = 0xFFFFFFFF
-        # Profiles write -1 as a 64-bit value. As in libseccomp, its lower half is compared.
-        conditions = tuple(
-            replace(each, value=each.value & low, value_two=each.value_two & low, bits=32) for each in conditions
-        )
+    if abi.has_32_bits:
+        # As in libseccomp. Profiles write -1 as a 64-bit value, of which the lower half is compared then.
+        conditions = tuple(replace(each, bits=32) for each in conditions)
     # As in runc: several conditions for the same argument are alternatives.
     if len({each.index for each in conditions}) < len(conditions):
         return [(each,) for each in conditions]
