@@ -30,6 +30,8 @@ _BOOTSTRAP: Final = (
 )
 """The program of the fork server. It needs neither site-packages nor an environment."""
 
+_MFD_EXEC: Final = 0x10  # otherwise `vm.memfd_noexec` may forbid to execute the file
+_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _SEND_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 0.01
 
@@ -63,11 +65,14 @@ class ForkServerClient:
         ours.setblocking(False)
         source = str(Path(podkeeper.__file__).parent.parent)
         number = theirs.fileno()
+        program = -1
         try:
+            program = sealed_copy(sys.executable)
             # -I ignores the agent's environment and user site, -S skips site-packages. So the start is fast and cannot
             # be influenced.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, source, str(number), self._jail, self._root],
+                executable=f"/proc/{os.getpid()}/fd/{program}",
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
                 env={},
@@ -80,6 +85,8 @@ class ForkServerClient:
             raise RuntimeUnavailable(f"cannot start the fork server of the process runtime: {error}") from error
         finally:
             theirs.close()
+            if program >= 0:
+                os.close(program)
         self._socket = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
 
@@ -176,6 +183,27 @@ def task_error(answer: bytes) -> str:
         return str(json.loads(answer).get("error", ""))
     except ValueError:
         return "the fork server or its child process died before it answered"  # or while it answered
+
+
+def sealed_copy(path: str) -> int:
+    """Return a descriptor of a copy of a program in memory, which no process can change. Raises OSError.
+
+    A container can get a descriptor of the program of a process that sets it up, such as by a script that begins with
+    `#!/proc/self/exe`. As root, it could overwrite the host's Python (the class of CVE-2019-5736 in runc).
+    """
+    try:
+        copy = os.memfd_create("podkeeper", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _MFD_EXEC)
+    except OSError:  # the flag is unknown before Linux 6.3, where every file in memory is executable
+        copy = os.memfd_create("podkeeper", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(path, "rb") as program:
+            while os.sendfile(copy, program.fileno(), None, 2**30):
+                pass
+        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(copy)
+        raise
+    return copy
 
 
 def lock_file(path: str, *, make: bool) -> int | None:

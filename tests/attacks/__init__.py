@@ -1,0 +1,1 @@
+"""Attacks of hostile containers and input on a running agent. Each test names its CVE or class."""
