@@ -25,7 +25,7 @@ from typing import Any
 from podkeeper.linux import mounts
 from podkeeper.linux.mounts import MOUNTINFO
 
-CONTROLLERS = ("cpu", "cpuacct", "memory", "pids")
+CONTROLLERS = ("cpu", "cpuacct", "memory", "pids", "devices")
 UNIFIED = "unified"
 
 KILL_TIMEOUT_SECONDS = 2.0
