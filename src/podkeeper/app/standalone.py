@@ -217,6 +217,7 @@ async def _process(options: Standalone, clock: Clock, objects: LocalObjects, ope
             host_ips=lambda: (host_ip(),),
             host_images=options.host_images,
             hidden=(str(root),),
+            seccomp_directory=str(root / "seccomp"),
             pod_pids_limit=pids,
         )
     )

@@ -9,6 +9,7 @@ This package uses only the standard library, so that a keeper process starts fas
     subpath          open a sub-path of a volume without leaving the volume
     cgroup           cgroup directories: create, limit, kill, remove
     cgroup_support   detect the usable cgroup hierarchies of this machine
+    devices          limit the devices of a cgroup
     idmap            user namespaces and subordinate ids
     capabilities     the capability set of a container
     seccomp          compile a seccomp profile to a BPF program

@@ -1,13 +1,14 @@
 """The capabilities of a container.
 
-The default set is that of containerd. The `add` and `drop` lists of the spec change it.
+The default set is that of containerd without NET_RAW: process pods share the host's network, where raw sockets would
+reach the host's interfaces (CVE-2020-14386 needs them, too). The `add` and `drop` lists of the spec change the set.
 
-Only the bounding set is changed. At exec, a root process of the container gets the capabilities of the bounding set,
-and other users get none, as under containerd.
+At exec, a root process of the container gets the capabilities of the bounding set, and other users get none, as under
+containerd.
 """
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from podkeeper.linux import libc
@@ -24,24 +25,27 @@ NAMES: Final = (
 )  # fmt: skip
 DEFAULT: Final = frozenset(
     (
-        "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP",
+        "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "SETGID", "SETUID", "SETFCAP", "SETPCAP",
         "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE",
     )
 )  # fmt: skip
 EVERYTHING: Final = frozenset(range(64))  # includes capabilities that are newer than NAMES
 
 
-def bounding_set(add: Iterable[str], drop: Iterable[str], privileged: bool) -> frozenset[int]:
+def bounding_set(
+    add: Iterable[str], drop: Iterable[str], privileged: bool, *, unsafe: Collection[str] = ()
+) -> frozenset[int]:
     """Return the capability numbers of a container.
 
-    ALL is applied first, then the added names, then the dropped names. Raises LaunchError for an unknown name to add.
+    ALL is applied first, then the added names, then the dropped names. `unsafe` names are not in the default set.
+    Raises LaunchError for an unknown name to add.
     """
     if privileged:
         return EVERYTHING
     added, dropped = {_plain(name) for name in add}, {_plain(name) for name in drop}
     if unknown := sorted(added.difference(NAMES, ("ALL",))):
         raise LaunchError(f'cannot add the capability "{unknown[0]}": unknown capability')
-    held = EVERYTHING if "ALL" in added else frozenset(map(NAMES.index, DEFAULT))
+    held = EVERYTHING if "ALL" in added else frozenset(map(NAMES.index, DEFAULT.difference(unsafe)))
     if "ALL" in dropped:
         held = frozenset()
     return held.union(map(NAMES.index, added - {"ALL"})).difference(map(NAMES.index, dropped.intersection(NAMES)))

@@ -3,6 +3,7 @@
 Paths are `str`. Failed calls raise OSError.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -13,22 +14,27 @@ from typing import Any
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE, MS_SHARED = 32, 4096, 16384, 1 << 18, 1 << 19, 1 << 20
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
-MOUNT_ATTR_RDONLY = 1
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NODEV = 1, 4
 
 CLONE_PARENT, CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x8000, 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_CAPBSET_DROP = 1, 4, 23, 24
-PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 36, 38, 47, 4
+
+RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 2, 16
 
 # Calls added since 2019 have the same number on all architectures. clone does not.
-_CLOSE_RANGE, _CLONE3, _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 436, 435, 428, 429, 442
+_CLOSE_RANGE, _CLONE3, _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR, _OPENAT2 = 436, 435, 428, 429, 442, 437
 _CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220, "armv7l": 120, "ppc64le": 120, "i686": 120}
 _SECCOMP = {"x86_64": 317, "aarch64": 277, "riscv64": 277, "armv7l": 383, "ppc64le": 358, "i686": 354}
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "armv7l": 311, "ppc64le": 271, "i686": 288}
 _SECCOMP_SET_MODE_FILTER, _KEYCTL_JOIN_SESSION_KEYRING = 1, 1
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
-_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH, _CLOSE_RANGE_CLOEXEC = 1, os.O_CLOEXEC, 4, 4
+_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 1, os.O_CLOEXEC, 4, 0x40
+
+_LAST_DESCRIPTOR = 0xFFFFFFFF
+_CAPABILITY_VERSION_3 = 0x20080522
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _holding_gil = ctypes.PyDLL(None, use_errno=True)  # the child must hold the GIL when it returns from clone
@@ -84,33 +90,78 @@ def set_attributes(path: str, attributes: int, *, recursive: bool) -> None:
     _checked(_syscall(_MOUNT_SETATTR, _AT_FDCWD, _bytes(path), _uint(flags), change, _ulong(len(change))), path)
 
 
-def open_tree(path: str) -> int:
-    """Return a detached copy of the mounts at and below a path, in the same peer groups (open_tree(2), Linux 5.2)."""
-    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE
-    return _checked(_syscall(_OPEN_TREE, _AT_FDCWD, _bytes(path), _uint(flags)), path)
+def open_without_magic_links(path: str, flags: int, *, in_root: bool = False) -> int:
+    """Open a path whose resolution follows no magic link of /proc, such as /proc/self/fd/N (openat2(2), Linux 5.6).
+
+    `in_root`: `/` and `..` are relative to the root directory of this process, as in a chroot.
+    """
+    resolve = RESOLVE_NO_MAGICLINKS | (RESOLVE_IN_ROOT if in_root else 0)
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, resolve)
+    return _checked(_syscall(_OPENAT2, _AT_FDCWD, _bytes(path), how, _ulong(len(how))), path)
 
 
-def attach_tree(tree: int, target: str) -> None:
-    """Mount a copy from `open_tree` (move_mount(2))."""
+def set_capabilities(permitted: int) -> None:
+    """Limit the permitted and effective capabilities to a bit mask. Clear the inheritable and ambient ones."""
+    # The ambient set is missing before Linux 4.3. Without inheritable capabilities, no ambient ones are possible.
+    with contextlib.suppress(OSError):
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    held = ctypes.create_string_buffer(24)
+    _checked(_libc.capget(header, held), "capget")
+    words = struct.unpack("=6I", held.raw)
+    kept = tuple(words[3 * half + 1] & (permitted >> (32 * half)) & 0xFFFFFFFF for half in (0, 1))
+    _checked(_libc.capset(header, struct.pack("=6I", kept[0], kept[0], 0, kept[1], kept[1], 0)), "capset")
+
+
+def open_tree(source: str | int, *, recursive: bool = True) -> int:
+    """Return a detached copy of the mount at a path or open file, in the same peer group (open_tree(2), Linux 5.2).
+
+    `recursive`: also copy the mounts below it.
+    """
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
+    if isinstance(source, int):
+        return _checked(_syscall(_OPEN_TREE, source, b"", _uint(flags | _AT_EMPTY_PATH)), "open_tree")
+    return _checked(_syscall(_OPEN_TREE, _AT_FDCWD, _bytes(source), _uint(flags)), source)
+
+
+def file_system_magic(file: int) -> int:
+    """Return the type of the file system of an open file (fstatfs(2))."""
+    result = ctypes.create_string_buffer(256)
+    _checked(_libc.fstatfs(file, result), "fstatfs")
+    return int(struct.unpack_from("@l", result)[0])
+
+
+def attach_tree(tree: int, target: str | int) -> None:
+    """Mount a copy from `open_tree` at a path or open file (move_mount(2))."""
+    if isinstance(target, int):
+        flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
+        _checked(_syscall(_MOVE_MOUNT, tree, b"", target, b"", _uint(flags)), "move_mount")
+        return
     _checked(_syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, _bytes(target), _uint(_MOVE_MOUNT_F_EMPTY_PATH)), target)
 
 
-def close_at_exec(first: int) -> None:
-    """Mark all descriptors from `first` on as close-on-exec."""
-    if _syscall(_CLOSE_RANGE, _uint(first), _uint(0xFFFFFFFF), _uint(_CLOSE_RANGE_CLOEXEC)) >= 0:
+def bind(source: int, target: str | int) -> None:
+    """Mount an open file, and the mounts below it, at another place. Needs no /proc, unlike mount(2)."""
+    tree = open_tree(source)
+    try:
+        attach_tree(tree, target)
+    finally:
+        os.close(tree)
+
+
+def close_from(first: int, *, keep: int | None = None) -> None:
+    """Close all descriptors from `first` on, except `keep`."""
+    if keep is None or keep < first:
+        _close_range(first, _LAST_DESCRIPTOR)
         return
-    for name in os.listdir("/proc/self/fd"):  # before Linux 5.11
-        if int(name) >= first:
-            try:
-                os.set_inheritable(int(name), False)
-            except OSError:
-                continue  # the descriptor of the listing itself, closed by now
+    if keep > first:
+        _close_range(first, keep - 1)
+    _close_range(keep + 1, _LAST_DESCRIPTOR)
 
 
-def close_from(first: int) -> None:
-    """Close all descriptors from `first` on."""
-    if _syscall(_CLOSE_RANGE, _uint(first), _uint(0xFFFFFFFF), _uint(0)) < 0:
-        os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+def _close_range(first: int, last: int) -> None:
+    if _syscall(_CLOSE_RANGE, _uint(first), _uint(last), _uint(0)) < 0:  # before Linux 5.9, or a seccomp filter
+        os.closerange(first, min(last, os.sysconf("SC_OPEN_MAX")) + 1)
 
 
 def clone(flags: int) -> int:

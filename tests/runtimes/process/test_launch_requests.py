@@ -4,22 +4,27 @@ import grp
 import os
 import pwd
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from podkeeper.linux import cgroup
+from podkeeper.linux.capabilities import bounding_set
+from podkeeper.linux.devices import DEFAULT, device_at
 from podkeeper.model.errors import ImagePullFailed, RuntimeRefused
 from podkeeper.model.k8s.core import (
     Capabilities,
     Container,
+    HostPathVolumeSource,
     Lifecycle,
     Pod,
     PodSecurityContext,
     PodSpec,
     ResourceRequirements,
     SecurityContext,
+    Volume,
 )
 from podkeeper.model.k8s.meta import ObjectMeta
 from podkeeper.model.runtime import LinuxUser
@@ -28,6 +33,7 @@ from podkeeper.rules.cgroup.limits import container_limits, files_of
 from podkeeper.runtimes.process.images import HostImages
 from podkeeper.runtimes.process.keeper.launch import DEFAULT_PATH, Bind, Launch
 from podkeeper.runtimes.process.launch_requests import KeeperSandbox, request_of, user_of
+from podkeeper.runtimes.process.seccomp_profiles import seccomp_filter_of
 from tests.runtimes.process.jail_harness import in_keeper
 
 PLACE = KeeperSandbox("/state/sandboxes/s", hostname="web", hidden=("/state",))
@@ -195,6 +201,10 @@ def test_the_oom_score_follows_the_rules(spec: PodSpec, scores: range) -> None:
     assert request_of(wanted, "x", PLACE)["oom_score_adj"] in scores
 
 
+def default_filter(held: frozenset[int]) -> str:
+    return seccomp_filter_of(config().pod, config().container, held, "").program
+
+
 IMAGES = {
     "host": True,
     "host:latest": True,
@@ -235,6 +245,8 @@ def test_the_request_of_a_minimal_container() -> None:
             user=None if user is None else user.uid,
             group=None if user is None else user.gid,
             groups=() if user is None else user.supplemental_groups,
+            seccomp=default_filter(bounding_set((), (), False)),
+            keyring="podkeeper-x",
         ).to_json(),
         "log": "",
         "stdin": False,
@@ -279,6 +291,7 @@ def test_the_request_of_a_container_with_all_options() -> None:
         groups=(12, 4_000_001),
         capabilities_add=("NET_ADMIN", "SYS_TIME"),
         capabilities_drop=("KILL",),
+        keyring="podkeeper-y",
         privileged=True,
         read_only_root=True,
         pid="pod",
@@ -346,8 +359,31 @@ def test_a_container_gets_a_cgroup_with_its_limits_below_the_pods() -> None:
     wanted = config(resources=limits)
     made = request_of(wanted, "x", KeeperSandbox("/state/s", cgroup_parent="/"))
     settings = files_of(container_limits(wanted.pod.spec, wanted.container), parent.version)
-    assert made["cgroup"] == {"place": cgroup.descendant(parent, "x").to_json(), "settings": settings}
+    devices = [asdict(device) for device in DEFAULT]
+    place = cgroup.descendant(parent, "x").to_json()
+    assert made["cgroup"] == {"place": place, "settings": settings, "devices": devices}
     assert "67108864" in settings.values()
+
+
+@pytest.mark.parametrize("kind, works", [("CharDevice", True), ("", False), ("File", False)])
+def test_a_device_volume_works_as_a_device(kind: str, works: bool) -> None:
+    if cgroup.find("/") is None:
+        pytest.skip("no cgroups are mounted")
+    volume = Volume(name="tun", host_path=HostPathVolumeSource(path="/dev/zero", type=kind))
+    mount = Mount(container_path="/dev/tun", host_path="/dev/zero", volume="tun", read_only=True)
+    made = request_of(
+        replace(config(PodSpec(volumes=(volume,))), mounts=(mount,)), "x", KeeperSandbox("/state/s", cgroup_parent="/")
+    )
+    allowed = asdict(device_at("/dev/zero", read_only=True))
+    assert [bind["device"] for bind in made["launch"]["binds"] if bind["target"] == "/dev/tun"] == [works]
+    assert (allowed in made["cgroup"]["devices"]) is works
+
+
+def test_a_privileged_container_may_use_all_devices() -> None:
+    if cgroup.find("/") is None:
+        pytest.skip("no cgroups are mounted")
+    privileged = config(security_context=SecurityContext(privileged=True))
+    assert request_of(privileged, "x", KeeperSandbox("/state/s", cgroup_parent="/"))["cgroup"]["devices"] is None
 
 
 def test_a_missing_pod_cgroup_is_reported() -> None:

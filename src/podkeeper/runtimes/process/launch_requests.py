@@ -13,10 +13,13 @@ import os
 import posixpath
 import pwd
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from podkeeper.linux import cgroup
+from podkeeper.linux.capabilities import bounding_set
+from podkeeper.linux.devices import DEFAULT, Device, device_at
+from podkeeper.linux.errors import LaunchError
 from podkeeper.model.errors import RuntimeRefused
 from podkeeper.model.k8s.core import Pod, PodSecurityContext, SecurityContext
 from podkeeper.model.pods import AnyContainer
@@ -26,6 +29,7 @@ from podkeeper.rules.cgroup.limits import container_limits, files_of
 from podkeeper.rules.cgroup.oom_score import oom_score_of
 from podkeeper.runtimes.process.keeper.files import Json
 from podkeeper.runtimes.process.keeper.launch import DEFAULT_PATH, MASKED_PATHS, READ_ONLY_PATHS, Bind, Launch
+from podkeeper.runtimes.process.seccomp_profiles import SeccompFilter, seccomp_filter_of
 
 DEFAULT_MESSAGE_PATH: Final = "/dev/termination-log"
 
@@ -39,6 +43,7 @@ class KeeperSandbox:
     cgroup_parent: str = ""
     hidden: tuple[str, ...] = ()  # directories that containers cannot see
     most_processes: int = 0  # limit of the pod, 0: no limit
+    seccomp_directory: str = ""  # of Localhost profiles
 
 
 def request_of(config: ContainerConfig, container_id: str, sandbox: KeeperSandbox) -> Json:
@@ -85,6 +90,8 @@ def _launch(config: ContainerConfig, home: str, sandbox: KeeperSandbox) -> Launc
         raise RuntimeRefused(f"cannot create container {spec.name}: {text}")
     own = spec.security_context or SecurityContext()
     capabilities = own.capabilities
+    added, dropped = tuple((capabilities and capabilities.add) or ()), tuple((capabilities and capabilities.drop) or ())
+    seccomp = _seccomp(config, sandbox, added, dropped)
     unmasked = own.proc_mount == "Unmasked"
     return Launch(
         argv=argv,
@@ -97,9 +104,13 @@ def _launch(config: ContainerConfig, home: str, sandbox: KeeperSandbox) -> Launc
         user=None if user is None else user.uid,
         group=None if user is None else user.gid,
         groups=() if user is None else user.supplemental_groups,
-        capabilities_add=tuple((capabilities and capabilities.add) or ()),
-        capabilities_drop=tuple((capabilities and capabilities.drop) or ()),
+        capabilities_add=added,
+        capabilities_drop=dropped,
         privileged=bool(own.privileged),
+        seccomp=seccomp.program,
+        seccomp_flags=seccomp.flags,
+        seccomp_required=seccomp.required,
+        keyring=f"podkeeper-{os.path.basename(home)}",
         no_new_privileges=own.allow_privilege_escalation is False,
         read_only_root=bool(own.read_only_root_filesystem),
         pid="host" if pod.spec.host_pid else "pod" if pod.spec.share_process_namespace else "own",
@@ -112,10 +123,29 @@ def _launch(config: ContainerConfig, home: str, sandbox: KeeperSandbox) -> Launc
     )
 
 
+def _seccomp(
+    config: ContainerConfig, sandbox: KeeperSandbox, added: tuple[str, ...], dropped: tuple[str, ...]
+) -> SeccompFilter:
+    own = config.container.security_context
+    try:
+        held = bounding_set(added, dropped, own is not None and bool(own.privileged))
+    except LaunchError:  # an unknown name; the keeper reports it
+        held = frozenset()
+    return seccomp_filter_of(config.pod, config.container, held, sandbox.seccomp_directory)
+
+
 def _binds(config: ContainerConfig, home: str) -> tuple[Bind, ...]:
     """Return the mounts, and the termination message file unless a volume is mounted at its path."""
+    nodes = _device_volumes(config.pod)
     binds = [
-        Bind(mount.host_path, mount.container_path, mount.read_only, mount.propagation, sub_path=mount.sub_path)
+        Bind(
+            mount.host_path,
+            mount.container_path,
+            mount.read_only,
+            mount.propagation,
+            sub_path=mount.sub_path,
+            device=mount.volume in nodes,
+        )
         for mount in config.mounts
     ]
     path = posixpath.join("/", config.container.termination_message_path or DEFAULT_MESSAGE_PATH)
@@ -123,6 +153,32 @@ def _binds(config: ContainerConfig, home: str) -> tuple[Bind, ...]:
         # Optional, because a container without mounts can still run. It only has no termination message.
         binds.append(Bind(os.path.join(home, "termination"), path, optional=True))
     return tuple(binds)
+
+
+def _device_volumes(pod: Pod) -> set[str]:
+    """Return the volumes whose device node works in a container."""
+    return {
+        volume.name
+        for volume in pod.spec.volumes or ()
+        if volume.host_path is not None and volume.host_path.type in ("CharDevice", "BlockDevice")
+    }
+
+
+def _devices(config: ContainerConfig) -> tuple[Device, ...] | None:
+    """Return the devices that a container may use, None: all."""
+    own = config.container.security_context
+    if own is not None and own.privileged:
+        return None
+    nodes = _device_volumes(config.pod)
+    found = [*DEFAULT]
+    for mount in config.mounts:
+        if mount.volume in nodes:
+            try:
+                found.append(device_at(mount.host_path, read_only=mount.read_only))
+            except OSError as error:
+                text = f"cannot use the device of volume {mount.volume}: {error}"
+                raise RuntimeRefused(f"cannot create container {config.container.name}: {text}") from error
+    return tuple(found)
 
 
 def _environment(env: Mapping[str, str], user: LinuxUser | None, hostname: str, *, tty: bool) -> dict[str, str]:
@@ -146,7 +202,12 @@ def _cgroup(config: ContainerConfig, container_id: str, parent: str) -> Json | N
     if place is None:
         raise RuntimeRefused(f"cannot create container {config.container.name}: cgroup {parent} of its pod not found")
     settings = files_of(container_limits(config.pod.spec, config.container), place.version)
-    return {"place": cgroup.descendant(place, container_id).to_json(), "settings": settings}
+    devices = _devices(config)
+    return {
+        "place": cgroup.descendant(place, container_id).to_json(),
+        "settings": settings,
+        "devices": None if devices is None else [asdict(device) for device in devices],
+    }
 
 
 def _memory_bytes() -> int:

@@ -52,6 +52,7 @@ class ProcessRuntime:
         host_ips: Callable[[], Sequence[str]] = tuple,
         host_images: Sequence[str] = (),
         hidden: Sequence[str] = (),
+        seccomp_directory: str = "",
         pod_pids_limit: int | None = None,
         jail: str = "auto",
         timeouts: KeeperTimeouts = DEFAULT_TIMEOUTS,
@@ -60,11 +61,13 @@ class ProcessRuntime:
         """Configure the runtime. `root` is its state directory, which no other agent may use.
 
         Image names that match a pattern in `host_images` refer to the host's files. Containers cannot see the
-        directories in `hidden`. `jail` is `auto`, or `plain` for no isolation. The kernel enforces `pod_pids_limit`
-        only if the pod has its own user namespace. In all other cases, the pod's cgroup must enforce it.
+        directories in `hidden`. `seccomp_directory` has the Localhost profiles, by default `seccomp` in `root`. `jail`
+        is `auto`, or `plain` for no isolation. The kernel enforces `pod_pids_limit` only if the pod has its own user
+        namespace. In all other cases, the pod's cgroup must enforce it.
         """
         self._root = os.path.abspath(root)
         self._hidden = (self._root, *hidden)
+        self._seccomp_directory = seccomp_directory or os.path.join(self._root, "seccomp")
         self._pod_pids_limit = max(0, pod_pids_limit or 0)
         self._images = HostImages(host_images)
         self._events = EventHub()
@@ -179,6 +182,7 @@ class ProcessRuntime:
                 sandbox.facts.cgroup_parent,
                 self._hidden,
                 self._pod_pids_limit,
+                self._seccomp_directory,
             )
             keeper = self._keepers.keeper_of(sandbox)  # before the await, because the sandbox may be removed meanwhile
             # In a thread, because it reads users and groups, and NSS may request them from a server.

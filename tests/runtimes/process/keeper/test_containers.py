@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ def test_a_created_container_has_its_files_and_sends_an_event(harness: Harness) 
     assert read_json("containers/x/state.json") == {"state": "created"}
     config = read_json("containers/x/config.json")
     assert config is not None
-    assert (config["container"], config["facts"], Launch.from_json(config["launch"])) == ("x", {"name": "web"}, LAUNCH)
+    stored = replace(LAUNCH, argv=(), env={})
+    assert (config["container"], config["facts"], Launch.from_json(config["launch"])) == ("x", {"name": "web"}, stored)
     assert directory.stat().st_mode & 0o777 == 0o700
     assert (directory / "termination").stat().st_mode & 0o777 == 0o666
     assert sorted(os.listdir(directory)) == ["config.json", "state.json", "termination"]

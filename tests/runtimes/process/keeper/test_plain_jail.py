@@ -15,7 +15,7 @@ from podkeeper.linux.errors import LaunchError
 from podkeeper.runtimes.process.keeper.isolation import Isolation, probe
 from podkeeper.runtimes.process.keeper.launch import Launch
 from podkeeper.runtimes.process.keeper.plain_jail import PlainJail
-from podkeeper.runtimes.process.keeper.terminal import TerminalSetup, receive_terminal
+from podkeeper.runtimes.process.keeper.terminal import TerminalSetup, receive_terminal, take_terminal
 from tests.runtimes.process.jail_harness import NOBODY, in_keeper, state_directory
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to enter namespaces and become another user")
@@ -113,13 +113,13 @@ def test_remove_files_deletes_the_containers_root(tmp_path: Path) -> None:
 # ---- terminals -------------------------------------------------------------------------------
 
 
-def test_without_tty_attach_does_nothing() -> None:
+def test_without_tty_no_terminal_is_opened() -> None:
     before = os.listdir("/proc/self/fd")
-    assert TerminalSetup(tty=False, owner=0).attach() == ""
+    assert TerminalSetup(tty=False, owner=0).open() == ""
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_attach_sets_stdio_and_the_controlling_terminal() -> None:
+def test_a_terminal_becomes_stdio_and_the_controlling_terminal() -> None:
     owner = 7 if os.geteuid() == 0 else None
 
     def action() -> list[Any]:
@@ -129,7 +129,8 @@ def test_attach_sets_stdio_and_the_controlling_terminal() -> None:
             os.setsid()
             for target in range(3):
                 os.dup2(console.fileno(), target)
-            name = TerminalSetup(tty=True, owner=owner).attach()
+            name = TerminalSetup(tty=True, owner=owner).open()
+            take_terminal()
             same = len({os.ttyname(file) for file in range(3)}) == 1
             about = os.fstat(0)
             fine = same and os.ttyname(0) == name and os.tcgetpgrp(0) == os.getpgrp()

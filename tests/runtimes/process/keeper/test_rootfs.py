@@ -84,7 +84,7 @@ def test_no_mount_is_visible_on_the_host_or_left_behind(machine: Machine) -> Non
             libc.unshare(libc.CLONE_NEWNS)
             libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
             libc.mount(None, "/", None, libc.MS_REC | libc.MS_SHARED)
-        jail = NamespaceJail(isolation=machine.isolation, hostname="pod-1", share_pid=True, shm=f"{machine.state}/shm")
+        jail = NamespaceJail(isolation=machine.isolation, hostname="pod-1", share_pid=True, shm=True)
         pid = start(jail, machine.spec("sleep 60", binds=(Bind(machine.state, "/data"),)))
         during = table()
         end(pid)
@@ -194,20 +194,27 @@ def test_an_inaccessible_working_directory_is_reported(machine: Machine) -> None
 
 def test_device_nodes_created_in_a_container_work_only_if_privileged(as_root: Machine) -> None:
     script = "mknod /tmp/podkeeper-zero c 1 5 && head -c 1 /tmp/podkeeper-zero | wc -c"
-    assert "Permission denied" in as_root.run(script)[1]
-    assert as_root.run(script, name="b", privileged=True) == (0, "1\n")
+    assert "Operation not permitted" in as_root.run(script)[1]
+    assert "Permission denied" in as_root.run(script, name="b", capabilities_add=("MKNOD",))[1]
+    assert as_root.run(script, name="d", privileged=True) == (0, "1\n")
 
 
 def test_the_containers_of_a_pod_share_memory_and_message_queues(machine: Machine) -> None:
-    def action() -> tuple[tuple[int, str], bool]:
-        shm = f"{machine.state}/shm"
-        jail = NamespaceJail(isolation=machine.isolation, shm=shm)
+    def action() -> tuple[int, str]:
+        jail = NamespaceJail(isolation=machine.isolation, shm=True)
         run(jail, machine.spec("echo from-one > /dev/shm/x; mkdir -p /dev/mqueue; touch /dev/mqueue/q", "one"))
         answer = run(jail, machine.spec("cat /dev/shm/x; ls /dev/mqueue", "two"))
         jail.close()
-        return answer, os.path.exists(shm)
+        return answer
 
-    assert machine.in_keeper(action) == ((0, "from-one\nq\n"), False)
+    assert machine.in_keeper(action) == (0, "from-one\nq\n")
+    assert not os.path.exists("/dev/shm/x")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_shared_memory_is_limited(machine: Machine, shared: bool) -> None:
+    script = "head -c 70000000 /dev/zero > /dev/shm/x; stat -c %s /dev/shm/x"
+    assert machine.run(script, {"shm": shared})[1].splitlines()[-1] == str(2**26)
 
 
 def test_each_pod_has_its_own_message_queues(machine: Machine) -> None:

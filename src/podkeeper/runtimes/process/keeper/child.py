@@ -4,6 +4,7 @@ The order matters. Steps that need the host's files come before the change of ro
 the change of user.
 """
 
+import binascii
 import errno
 import fcntl
 import os
@@ -18,7 +19,9 @@ from typing import NoReturn
 
 from podkeeper.linux import capabilities, libc
 from podkeeper.linux.errors import LaunchError
+from podkeeper.linux.tree import opened
 from podkeeper.runtimes.process.keeper.launch import DEFAULT_PATH, Launch
+from podkeeper.runtimes.process.keeper.terminal import take_terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,17 @@ class Identity:
     most_processes: int = 0  # per user in the pod's user namespace, 0: no limit
 
 
-def exec_program(
+def prepare(
     spec: Launch, identity: Identity, stdio: tuple[int, int, int], set_up: Callable[[], object], pipe: int
-) -> NoReturn:
-    """Execute the program. Never returns. Raises LaunchError or OSError. The keeper holds the other end of `pipe`."""
-    _reset_signals()
-    # A session of its own: `kill_session` finds all processes of the container by it, and only a session leader can get
-    # a controlling terminal.
-    os.setsid()
-    # Before `set_up`, which expects the console socket at descriptor 0 (`TerminalSetup.attach`).
+) -> None:
+    """Do all steps that need the host's files or privileges. Raises LaunchError or OSError.
+
+    Afterwards this process has no more privileges, files and mounts than the container. Only then may it, or its child,
+    become visible in a PID namespace that other processes share: with SYS_PTRACE, they could take over everything that
+    it has (CVE-2016-9962 in runc). The keeper holds the other end of `pipe`.
+    """
+    reset_signals()
+    # Before `set_up`, which expects the console socket at descriptor 0 (`TerminalSetup.open`).
     _set_stdio(stdio, identity)
     # Before the change of root, because the cgroup files are the host's, and before exec, so that no process of the
     # container runs without its limits.
@@ -49,6 +54,15 @@ def exec_program(
     # As runc: the modes of new files must not depend on the agent's umask.
     os.umask(0o022)
     set_up()
+    # Before the change of directory: a descriptor of the keeper may lead to the host's root, and a working directory
+    # such as /proc/self/fd/7 leads to the descriptor (CVE-2024-21626 in runc).
+    libc.close_from(3, keep=pipe)
+    if spec.keyring:
+        # As runc: otherwise the container could read the keys of the session that started the agent.
+        libc.new_session_keyring(spec.keyring)
+    # Without no_new_privs, a filter needs SYS_ADMIN, which the change of user drops. So it must allow the steps below.
+    if not spec.no_new_privileges:
+        _install_seccomp(spec)
     cwd = spec.cwd or "/"
     # First as root: a directory that only root may enter stays the working directory, as with runc.
     error_as_root = _change_directory(cwd)
@@ -56,39 +70,47 @@ def exec_program(
     error = _change_directory(cwd)
     if error and error_as_root:
         raise LaunchError(f'chdir to cwd ("{cwd}") set in config.json failed: {error_text(error)}')
-    # After the change of user. A process that changes its user while it is above the limit cannot exec (EAGAIN, see
-    # execve(2)). Set here, the limit only refuses forks.
-    if identity.most_processes:
-        resource.setrlimit(resource.RLIMIT_NPROC, (identity.most_processes, identity.most_processes))
     # Only exec evaluates this flag, so no step above depends on it.
     if spec.no_new_privileges:
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+    # After the change of user, which sets the flag to a default of the machine. Exec sets it again.
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)
+
+
+def execute(spec: Launch, identity: Identity, pipe: int) -> NoReturn:
+    """Execute the program of a prepared process. Never returns. Raises LaunchError or OSError."""
+    # A session of its own: `kill_session` finds all processes of the container by it, and only a session leader can get
+    # a controlling terminal.
+    os.setsid()
+    if spec.tty:
+        take_terminal()
+    # After the change of user. A process that changes its user while it is above the limit cannot exec (EAGAIN, see
+    # execve(2)). Also after the fork of this process. Set here, the limit only refuses forks of the container.
+    if identity.most_processes:
+        resource.setrlimit(resource.RLIMIT_NPROC, (identity.most_processes, identity.most_processes))
     # After the change of user, which resets the parent death signal (prctl(2)).
-    _die_with_keeper(pipe)
+    die_with_keeper(pipe)
+    # Last, so that a strict filter need not allow more than exec.
+    if spec.no_new_privileges:
+        _install_seccomp(spec)
     # Mark, do not close: the keeper reads the end of file on `pipe` as "the program runs", so exec itself must close
     # it.
-    libc.close_at_exec(3)
+    os.set_inheritable(pipe, False)
     _execute(spec)
 
 
-def pause(pipe: int) -> NoReturn:
-    """Run as the first process of a shared PID namespace and only reap orphans, like the pause container."""
+def _install_seccomp(spec: Launch) -> None:
+    if not spec.seccomp:
+        return
     try:
-        _reset_signals()
-        os.setsid()
-        _die_with_keeper(pipe)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
-        os.write(pipe, b"!")
-        os.chdir("/")
-        # Otherwise this process would hold the keeper's inherited files, and with `keeper.lock` also its lock.
-        libc.close_from(0)
-        while True:
-            signal.pause()
-    finally:
-        os._exit(1)
+        libc.install_seccomp(binascii.a2b_base64(spec.seccomp), spec.seccomp_flags)
+    except OSError as error:
+        # An ordinary user without namespaces has no SYS_ADMIN. Only a filter that the spec names is worth a failure.
+        if spec.seccomp_required:
+            raise LaunchError(f"cannot apply the seccomp profile: {error_text(error)}") from error
 
 
-def _die_with_keeper(pipe: int) -> None:
+def die_with_keeper(pipe: int) -> None:
     """Let the kernel kill this process when the keeper dies. Exit if the keeper is already dead: the pipe is closed."""
     # First the signal, then the check: if the keeper dies in between, one of the two notices it.
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -137,7 +159,7 @@ def error_text(error: OSError) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _reset_signals() -> None:
+def reset_signals() -> None:
     """Reset all signal handlers. All signals are still blocked."""
     signal.set_wakeup_fd(-1)
     libc.default_signals()
@@ -156,11 +178,31 @@ def _set_stdio(stdio: tuple[int, int, int], identity: Identity) -> None:
 
 
 def _change_directory(directory: str) -> OSError | None:
+    """Change the working directory. Return the error, or raise LaunchError if the result is outside the container."""
     try:
-        os.chdir(directory)
+        with opened(_open_directory(directory)) as descriptor:
+            os.fchdir(descriptor)
     except OSError as error:
         return error
+    try:
+        path = os.getcwd()
+    except OSError:  # the directory has been deleted, or is not below the root
+        path = ""
+    # The kernel's text for a directory that is not below the root of this process (getcwd(2)).
+    if not path.startswith("/"):
+        raise LaunchError(f'chdir to cwd ("{directory}") set in config.json failed: it is outside the container')
     return None
+
+
+def _open_directory(directory: str) -> int:
+    """Open a directory without following magic links, which lead out of the container (/proc/1/root)."""
+    flags = os.O_PATH | os.O_DIRECTORY
+    try:
+        return libc.open_without_magic_links(directory, flags)
+    except OSError as error:
+        if error.errno == errno.ENOSYS:  # before Linux 5.6; the check of the result finds a way out
+            return os.open(directory, flags | os.O_CLOEXEC)
+        raise
 
 
 def _join_cgroup(path: str) -> None:
@@ -183,6 +225,10 @@ def _set_identity(identity: Identity) -> None:
             os.setresgid(identity.group, identity.group, identity.group)
         if identity.user is not None:
             os.setresuid(identity.user, identity.user, identity.user)
+        # After the change of user, which needs SETUID. At exec, a root process would get its inheritable capabilities
+        # back, and every process its ambient ones, whatever the bounding set is.
+        kept = capabilities.EVERYTHING if identity.bounding is None else identity.bounding
+        libc.set_capabilities(sum(1 << number for number in kept))
     except OSError as error:
         hint = ": no such ID in this user namespace" if error.errno == errno.EINVAL else ""
         raise LaunchError(

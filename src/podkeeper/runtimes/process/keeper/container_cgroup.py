@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from podkeeper.linux import cgroup
+from podkeeper.linux.devices import Device, limit_devices
 from podkeeper.linux.errors import LaunchError
 from podkeeper.runtimes.process.keeper.files import Json
 
@@ -19,6 +20,10 @@ class ContainerCgroup:
         """`config` has the location and the settings, which the agent has computed."""
         self._cgroup = cgroup.Cgroup.from_json(config["place"]) if config else None
         self._settings: dict[str, str] = config["settings"] if config else {}
+        # None, as in the requests of an older agent: all devices.
+        devices = config.get("devices") if config else None
+        self._devices = None if devices is None else tuple(Device(**device) for device in devices)
+        self.limits_devices = False
 
     def create(self) -> tuple[str, ...]:
         """Create the cgroup. Return the files that a process writes to in order to join. Raises LaunchError."""
@@ -26,6 +31,8 @@ class ContainerCgroup:
             return ()
         try:
             cgroup.make(self._cgroup, self._settings)
+            if self._devices is not None:
+                self.limits_devices = limit_devices(self._cgroup, self._devices)
         except OSError as error:
             raise LaunchError(f"cannot create the container's cgroup: {error}") from error
         return cgroup.procs_files(self._cgroup)

@@ -140,8 +140,9 @@ class KeeperContainer:
             cgroups = self._cgroup.create()
             if self.target and not beside:
                 raise LaunchError(f"cannot share the processes of container {self.target}: it is not running")
-            spec = Launch.from_json({**self._config["launch"], "cgroups": cgroups, "beside": beside})
-            pid = self._launch(spec)
+            filters = self._cgroup.limits_devices
+            changes = {"cgroups": cgroups, "device_filter": filters, "beside": beside}
+            pid = self._launch(Launch.from_json({**self._config["launch"], **changes}))
         except (LaunchError, OSError) as error:
             self._clean_up()
             self._set_state(ExitedState(START_FAILED, 0, "StartError", str(error), 0, time.time_ns()), "exited")
@@ -220,7 +221,8 @@ class KeeperContainer:
         """Start another process in the container. `tty`: with a console socket. Raises RequestRefused, LaunchError."""
         if not isinstance(self.state, RunningState):
             raise RequestRefused("the container is not running")
-        changes = {"argv": argv, "tty": tty, "cgroups": self._cgroup.procs_files()}
+        cgroups, filters = self._cgroup.procs_files(), self._cgroup.limits_devices
+        changes = {"argv": argv, "tty": tty, "cgroups": cgroups, "device_filter": filters}
         if tty:
             changes["env"] = {"TERM": "xterm", **self.launch.env}
         with oom_score(self._config.get("oom_score_adj")):
@@ -264,7 +266,10 @@ class KeeperContainer:
         termination = os.open(self.path("termination"), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666)
         os.fchmod(termination, 0o666)  # the container may run as any user
         os.close(termination)
-        write_json(self.path(CONFIG_FILE), self._config)
+        # Without the values of the command: they may come from Secrets, which must not be written to the disk. Nothing
+        # reads them, because a container never outlives this process, which has them in memory.
+        stored = {**self._config["launch"], "argv": (), "env": {}}
+        write_json(self.path(CONFIG_FILE), {**self._config, "launch": stored})
         self._set_state(self.state, "created")
 
     def _set_state(self, state: State, event: str) -> None:

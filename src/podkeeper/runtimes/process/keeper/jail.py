@@ -3,9 +3,10 @@
 A process is forked directly into its namespaces (`libc.clone`) and sets itself up (`rootfs.py`, `child.py`). It reports
 through a pipe that exec closes: an empty report means that the program runs, otherwise it gives the error. To join an
 existing PID namespace (`enter`, or one that the pod shares), an intermediate process is needed, because setns only
-affects the *children* of a process:
+affects the *children* of a process. The intermediate process also does everything that needs the host's files or
+privileges, because the other processes of the namespace see its child at once:
 
-    keeper --clone--> intermediate --setns, clone(CLONE_PARENT)--> the process, also a child of the keeper
+    keeper --clone--> intermediate --setns, prepare, clone(CLONE_PARENT)--> the process, also a child of the keeper
 """
 
 import os
@@ -14,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
 from podkeeper.linux import capabilities, idmap, libc
@@ -25,6 +27,8 @@ from podkeeper.runtimes.process.keeper.child import Identity, error_text
 from podkeeper.runtimes.process.keeper.cleanup import remove_trees
 from podkeeper.runtimes.process.keeper.isolation import Isolation
 from podkeeper.runtimes.process.keeper.launch import Launch
+from podkeeper.runtimes.process.keeper.pod_mounts import PodMounts, copy_proc_of
+from podkeeper.runtimes.process.keeper.rootfs import SystemMounts
 from podkeeper.runtimes.process.keeper.terminal import TerminalSetup
 
 ALL_SIGNALS = signal.valid_signals()
@@ -46,20 +50,18 @@ class NamespaceJail:
         share_pid: bool = False,
         host_pid: bool = False,
         host_ipc: bool = False,
-        shm: str = "",
+        shm: bool = False,
         start_seconds: float = START_SECONDS,
     ) -> None:
-        """Create the pod's namespaces. Without `hostname`, use the host's. Without `shm`, each container has its own.
+        """Create the pod's namespaces. Without `hostname`, use the host's. `shm`: the containers share a /dev/shm.
 
-        `shm` is a directory of the host for /dev/shm, created here and deleted by `close`. A process must execute its
-        program within `start_seconds`. Raises LaunchError.
+        A process must execute its program within `start_seconds`. Raises LaunchError.
         """
         self._isolation = isolation
         self._start_seconds = start_seconds
         self._host_pid = host_pid
-        self._shm = "/dev/shm" if host_ipc else shm
-        self._own_shm = shm if not host_ipc and isolation.namespaces != "none" else ""
-        self.pause_pid = 0  # the first process of a PID namespace that the pod shares, a child of this process
+        self._host_ipc = host_ipc
+        self._mounts = PodMounts()
         try:
             if isolation.namespaces == "user":
                 # The user namespace comes first: it gives the privilege to create the others, and it owns them.
@@ -68,12 +70,8 @@ class NamespaceJail:
                 libc.unshare((0 if host_ipc else CLONE_NEWIPC) | (CLONE_NEWUTS if hostname else 0))
                 if hostname:
                     libc.set_hostname(hostname)
-                if share_pid and not host_pid and isolation.pid:
-                    self.pause_pid = _start_pause_process()
-            if self._own_shm:
-                os.makedirs(self._own_shm, exist_ok=True)
-                # chmod, because the umask applies to makedirs. 1777 is the usual mode of /dev/shm.
-                os.chmod(self._own_shm, 0o1777)
+                shares_pid = share_pid and not host_pid and isolation.pid
+                self._mounts.create(shm=shm and not host_ipc, share_pid=shares_pid)
         except OSError as error:
             raise LaunchError(f"cannot create the pod's namespaces: {error_text(error)}") from error
 
@@ -93,8 +91,12 @@ class NamespaceJail:
             raise LaunchError(f"cannot prepare the container's files: {error}") from error
         flags = CLONE_NEWNS | (CLONE_NEWIPC if spec.ipc == "own" else 0) | (CLONE_NEWUTS if spec.uts == "own" else 0)
         namespace = self._pid_namespace(spec)
-        target_pid = self.pause_pid if namespace == "pod" else spec.beside if namespace == "own" else 0
-        if namespace == "own" and not target_pid:
+        join: str | int = ""
+        if namespace == "pod":
+            join = self._mounts.pid_namespace
+        elif namespace == "own" and spec.beside:
+            join = f"/proc/{spec.beside}/ns/pid"
+        elif namespace == "own":
             flags |= CLONE_NEWPID
 
         def set_up() -> None:
@@ -102,11 +104,14 @@ class NamespaceJail:
             terminal_setup = _terminal_setup(spec, identity)
             if spec.uts == "own" and spec.hostname:
                 libc.set_hostname(spec.hostname)
-            rootfs.enter(spec, self._isolation, self._shm, new_proc=namespace != "host")
-            if terminal := terminal_setup.attach():
+            # A copy changes the working directory, to which the container's directory may be relative.
+            absolute = replace(spec, directory=os.path.abspath(spec.directory))
+            shm = self._mounts.copy("shm") if self._mounts.has("shm") else None
+            system = SystemMounts(self._proc(namespace, spec.beside), shm, host_shm=self._host_ipc)
+            rootfs.enter(absolute, self._isolation, system)
+            if terminal := terminal_setup.open():
                 rootfs.mount_console(terminal)
 
-        join = f"/proc/{target_pid}/ns/pid" if target_pid else ""
         return self._start(spec, identity, (stdin, stdout, stderr), set_up, flags, join)
 
     def enter(self, pid: int, spec: Launch, stdin: int, stdout: int, stderr: int) -> int:
@@ -128,7 +133,7 @@ class NamespaceJail:
                 terminal_setup = _terminal_setup(spec, identity)
                 for kind, fd in fds.items():
                     libc.setns(fd, kind)
-                terminal_setup.attach()
+                terminal_setup.open()
 
             return self._start(spec, identity, (stdin, stdout, stderr), set_up, 0, join)
         except OSError as error:
@@ -142,15 +147,22 @@ class NamespaceJail:
         if spec.directory:
             remove_trees(*(f"{spec.directory}/{name}" for name in rootfs.overlay_directories(spec.directory)))
 
+    @property
+    def pause_pid(self) -> int:
+        """The first process of a PID namespace that the pod shares, a child of this process. 0: there is none."""
+        return self._mounts.pause_pid
+
     def close(self) -> None:
-        """End the shared PID namespace and delete the shared memory."""
-        if self.pause_pid:
-            # Do not wait: it ends only after this process has reaped all other processes of the namespace.
-            with suppress(ProcessLookupError):
-                os.kill(self.pause_pid, signal.SIGKILL)
-            self.pause_pid = 0
-        if self._own_shm:
-            remove_trees(self._own_shm)
+        """End the shared PID namespace and release the shared memory."""
+        self._mounts.close()
+
+    def _proc(self, namespace: str, beside: int) -> int | str:
+        """Return which /proc a container gets: `new`, `host`, or a detached copy of an existing one."""
+        if namespace == "pod":
+            return self._mounts.copy("proc")
+        if namespace == "own" and beside:
+            return copy_proc_of(beside)
+        return "host" if namespace == "host" else "new"
 
     def _pid_namespace(self, spec: Launch) -> str:
         """Return own, pod or host: the request of the container, limited by the pod and the machine."""
@@ -160,7 +172,10 @@ class NamespaceJail:
 
     def _identity(self, spec: Launch) -> Identity:
         """Return the user of the process. Raises LaunchError if this machine does not allow it."""
-        allowed = capabilities.bounding_set(spec.capabilities_add, spec.capabilities_drop, spec.privileged)
+        # Without a filter, only the mount options keep a new device node from working.
+        unsafe = () if spec.device_filter else ("MKNOD",)
+        added, dropped = spec.capabilities_add, spec.capabilities_drop
+        allowed = capabilities.bounding_set(added, dropped, spec.privileged, unsafe=unsafe)
         namespaces = self._isolation.namespaces
         if namespaces == "full" or (namespaces == "none" and os.geteuid() == 0):
             user, group = spec.user or 0, spec.group if spec.group is not None else idmap.primary_group(spec.user or 0)
@@ -181,7 +196,7 @@ class NamespaceJail:
         return Identity(None, None, None, None)
 
     def _start_plain(self, spec: Launch, identity: Identity, stdio: tuple[int, int, int]) -> int:
-        return self._start(spec, identity, stdio, lambda: _terminal_setup(spec, identity).attach(), 0)
+        return self._start(spec, identity, stdio, lambda: _terminal_setup(spec, identity).open(), 0)
 
     def _start(
         self,
@@ -190,14 +205,26 @@ class NamespaceJail:
         stdio: tuple[int, int, int],
         set_up: Callable[[], object],
         flags: int,
-        join: str = "",
+        join: str | int = "",
     ) -> int:
-        """Fork the process, through an intermediate one if it joins a PID namespace, and wait for its exec."""
+        """Fork the process, and wait for its exec.
+
+        `join`: the path or descriptor of a PID namespace, which an intermediate process joins.
+        """
         if not spec.argv:
             raise LaunchError("no command specified")
 
+        def prepare() -> None:
+            child.prepare(spec, identity, stdio, set_up, writer)
+
+        def execute() -> None:
+            child.execute(spec, identity, writer)
+
         def run() -> None:
-            child.exec_program(spec, identity, stdio, set_up, writer)
+            if join:
+                _fork_sibling(join, flags, writer, prepare, execute)
+            prepare()
+            execute()
 
         reader, writer = os.pipe()
         # Until the child has reset them, it has the keeper's signal handlers and its wakeup socket. A signal to the
@@ -209,7 +236,7 @@ class NamespaceJail:
                 # Otherwise this process itself would be a reader of its pipe, and `_die_with_keeper` would never see
                 # the keeper's death.
                 os.close(reader)
-                _run_child(writer, run if not join else lambda: _fork_sibling(join, flags, writer, run))
+                _run_child(writer, run)
         except OSError as error:
             os.close(reader)
             raise LaunchError(f"cannot fork: {error_text(error)}") from error
@@ -254,18 +281,26 @@ def _run_child(writer: int, run: Callable[[], None]) -> NoReturn:
         os._exit(127)
 
 
-def _fork_sibling(join: str, flags: int, writer: int, run: Callable[[], None]) -> NoReturn:
-    """In the intermediate process: fork a sibling into an existing PID namespace."""
+def _fork_sibling(
+    join: str | int, flags: int, writer: int, prepare: Callable[[], None], execute: Callable[[], None]
+) -> NoReturn:
+    """In the intermediate process: prepare, then fork a sibling into an existing PID namespace."""
     try:
-        namespace = os.open(join, os.O_RDONLY)
+        namespace = os.open(join, os.O_RDONLY | os.O_CLOEXEC) if isinstance(join, str) else join
         # setns moves only future children into a PID namespace, not this process.
         libc.setns(namespace, CLONE_NEWPID)
-        # The new process must be the keeper's child, because only a parent can wait for the exit status.
-        pid = libc.clone(flags | libc.CLONE_PARENT)
+        if flags:
+            libc.unshare(flags)
     except OSError as error:
         raise LaunchError(f"cannot join the container's PID namespace: {error_text(error)}") from error
+    prepare()
+    try:
+        # The new process must be the keeper's child, because only a parent can wait for the exit status.
+        pid = libc.clone(libc.CLONE_PARENT)
+    except OSError as error:
+        raise LaunchError(f"cannot fork: {error_text(error)}") from error
     if pid == 0:
-        _run_child(writer, run)
+        _run_child(writer, execute)
     os.write(writer, f"pid {pid}\n".encode())
     os._exit(0)
 
@@ -291,27 +326,6 @@ def _read_report(reader: int, pid: int, seconds: float) -> dict[str, str]:
 def _parse(report: bytes) -> dict[str, str]:
     lines = report.decode("utf-8", "replace").splitlines()
     return {key: value for key, _, value in (line.partition(" ") for line in lines)}
-
-
-def _start_pause_process() -> int:
-    """Start the first process of a shared PID namespace. It reaps orphans and ends with the keeper."""
-    reader, writer = os.pipe()
-    # As in `_start`.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
-    try:
-        pid = libc.clone(CLONE_NEWPID)
-        if pid == 0:
-            os.close(reader)
-            child.pause(writer)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        os.close(writer)
-    with os.fdopen(reader, "rb", 0) as pipe:
-        # The pause process writes one byte once it is set up. End of file means that it died before.
-        if not pipe.read(1):
-            os.waitpid(pid, 0)
-            raise LaunchError("cannot create the pod's namespaces: the first process of its PID namespace died")
-    return pid
 
 
 def _terminal_setup(spec: Launch, identity: Identity) -> TerminalSetup:

@@ -28,6 +28,7 @@ class Bind:
     propagation: str = ""  # "", HostToContainer, Bidirectional
     recursive_read_only: bool = False  # also mounts below the source (Linux 5.12)
     sub_path: str = ""  # relative to the source; symbolic links in it must not lead out of the source
+    device: bool = False  # a device node of the host that works as a device
     optional: bool = False  # skipped instead of refused if this machine allows no mounts (namespaces: none)
 
 
@@ -49,6 +50,10 @@ class Launch:
     capabilities_drop: tuple[str, ...] = ()
     privileged: bool = False
     no_new_privileges: bool = False
+    seccomp: str = ""  # the program of the filter, in base64; "": no filter
+    seccomp_flags: int = 0
+    seccomp_required: bool = False  # otherwise the process may run without it if the kernel refuses it
+    keyring: str = ""  # the name of a session keyring; "": that of the agent
     read_only_root: bool = False
     pid: str = "own"  # own | pod | host
     ipc: str = "pod"
@@ -56,6 +61,7 @@ class Launch:
     tty: bool = False  # its three files are one console socket, over which it sends the master of its terminal
     masked: tuple[str, ...] = MASKED_PATHS  # not if privileged
     read_only_paths: tuple[str, ...] = READ_ONLY_PATHS  # not if privileged
+    device_filter: bool = False  # the cgroup limits the devices; set by the keeper at the start
     cgroups: tuple[str, ...] = ()  # cgroup.procs files to join before exec
     most_processes: int = 0  # limit of the pod if the user namespace enforces it, 0: no limit
     beside: int = 0  # with pid: own, the PID of a process whose PID namespace to share; set by the keeper at the start

@@ -97,7 +97,7 @@ def _jail(config: Json, isolation: Isolation | None) -> Jail:
         share_pid=bool(config.get("share_process_namespace")),
         host_pid=bool(config.get("host_pid")),
         host_ipc=bool(config.get("host_ipc")),
-        shm=os.path.join(os.getcwd(), "shm"),
+        shm=True,
     )
 
 

@@ -12,7 +12,7 @@ from podkeeper.linux import libc
 from podkeeper.linux.errors import LaunchError
 from podkeeper.linux.tree import remove_tree
 from podkeeper.runtimes.process.keeper.launch import DEFAULT_PATH, Launch
-from podkeeper.runtimes.process.keeper.terminal import TerminalSetup
+from podkeeper.runtimes.process.keeper.terminal import TerminalSetup, take_terminal
 
 
 class PlainJail:
@@ -56,7 +56,8 @@ def _exec_program(spec: Launch, files: tuple[int, int, int], writer: int) -> NoR
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
         for target, file in enumerate([os.dup(file) for file in files]):
             os.dup2(file, target)
-        TerminalSetup(tty=spec.tty, owner=spec.user).attach()
+        if TerminalSetup(tty=spec.tty, owner=spec.user).open():
+            take_terminal()
         for procs in spec.cgroups:
             with open(procs, "w", encoding="ascii") as group:
                 group.write("0")

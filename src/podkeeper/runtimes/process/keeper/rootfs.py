@@ -10,6 +10,7 @@ namespace. No mount is ever visible on the host.
 """
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -30,9 +31,11 @@ from podkeeper.linux.libc import (
 )
 from podkeeper.linux.mounts import MountPoint
 from podkeeper.linux.subpath import open_subpath
+from podkeeper.linux.tree import opened
 from podkeeper.runtimes.process.keeper.isolation import Isolation
 from podkeeper.runtimes.process.keeper.launch import Bind, Launch
 from podkeeper.runtimes.process.keeper.layers import COPY, EMPTY, Layer, split, whole
+from podkeeper.runtimes.process.keeper.pod_mounts import SHM_OPTIONS
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = {
@@ -42,8 +45,6 @@ DEVICE_LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
-# As in containerd's default specification.
-SHM_OPTIONS = "mode=1777,size=65536k"
 # Mount flags that an ordinary user may not remove, by their names in statvfs.
 _STICKY = {os.ST_RDONLY: MS_RDONLY, os.ST_NOSUID: MS_NOSUID, os.ST_NODEV: MS_NODEV, os.ST_NOEXEC: MS_NOEXEC,
            os.ST_NOATIME: 1024, os.ST_NODIRATIME: 2048, os.ST_RELATIME: 1 << 21}  # fmt: skip
@@ -55,6 +56,15 @@ class RootfsPlan:
 
     table: dict[str, MountPoint]
     layers: list[Layer]
+
+
+@dataclass(frozen=True, slots=True)
+class SystemMounts:
+    """What a container gets as /proc and /dev/shm."""
+
+    proc: int | str  # new | host | a detached copy of the /proc of an existing PID namespace
+    shm: int | None  # a detached copy of the pod's shared memory
+    host_shm: bool = False
 
 
 def check_binds(spec: Launch, isolation: Isolation) -> None:
@@ -84,9 +94,9 @@ def _plan(spec: Launch, isolation: Isolation) -> RootfsPlan:
     return RootfsPlan(table, split(table, spec.hidden, overlay=False, cuts=cuts))
 
 
-def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> None:
+def enter(spec: Launch, isolation: Isolation, system: SystemMounts) -> None:
     """Build the container's tree and make it the root of this process."""
-    directory = os.path.abspath(spec.directory)
+    directory = spec.directory
     # Stay in the directory itself: the relative paths of the upper and work directories lead there, although a tmpfs
     # covers it below.
     os.chdir(directory)
@@ -109,7 +119,9 @@ def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> No
     empty = os.open(f"{directory}/empty", os.O_PATH)
     old = os.open("/", os.O_PATH | os.O_DIRECTORY)
     os.chdir(f"{directory}/root")
-    if new_proc:
+    if isinstance(system.proc, int):
+        libc.attach_tree(system.proc, "proc")
+    elif system.proc == "new":
         libc.mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     else:
         _bind("/proc", "proc")
@@ -117,18 +129,18 @@ def enter(spec: Launch, isolation: Isolation, shm: str, *, new_proc: bool) -> No
     _bind("/sys", "sys")
     if not spec.privileged:
         _make_read_only("sys", plan.table)
-    _make_dev(spec, shm)
+    _make_dev(spec, system)
     libc.pivot_root(".", ".")  # both roots are at "/" now, the old one on top; absolute paths resolve in the new one
     os.chdir("/")
     for path in spec.hidden:
         if os.path.isdir(path):
-            _bind(f"/proc/self/fd/{empty}", path)
+            libc.bind(empty, path)
             _make_read_only(path)
     for bind, source in volumes:
-        _mount_volume(bind, source)
+        _mount_volume(bind, source, privileged=spec.privileged)
     # Create a missing working directory, as runc does.
-    if spec.cwd and not os.path.isdir(spec.cwd):
-        _try(os.makedirs, spec.cwd)
+    if spec.cwd:
+        _try(_make_directory, spec.cwd)
     if not spec.privileged:
         # After the volumes, so that no volume uncovers a masked path.
         _mask(spec, empty)
@@ -225,11 +237,11 @@ def _escaped(path: str) -> str:
 
 
 def _mount_read_only(path: str, target: str, make: bool) -> None:
-    """Mount a file or directory of the host read-only."""
+    """Mount a file or directory of the host read-only, without its device nodes."""
     if make:
         _make_mount_point(target, os.path.isdir(path))
     _bind(path, target)
-    _make_read_only(target)
+    _restrict(target, libc.MOUNT_ATTR_RDONLY | libc.MOUNT_ATTR_NODEV)
 
 
 def _mount_points(volumes: list[tuple[Bind, int]], layers: list[Layer]) -> list[tuple[str, str, bool]]:
@@ -247,19 +259,29 @@ def _mount_points(volumes: list[tuple[Bind, int]], layers: list[Layer]) -> list[
     return found
 
 
-def _make_dev(spec: Launch, shm: str) -> None:
+def _make_dev(spec: Launch, system: SystemMounts) -> None:
     """Create the container's own small /dev. A privileged container gets every device of the host."""
-    # Without MS_NODEV, because it holds the device nodes. Size and mode are those of containerd.
-    libc.mount("tmpfs", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=65536k")
-    for name in _host_devices() if spec.privileged else DEVICES:
+    nodes = {} if spec.privileged else _make_nodes()
+    # Size and mode are those of containerd. Only the device nodes themselves work as devices: with MKNOD, a container
+    # could otherwise create a node for the host's disk here.
+    flags = MS_NOSUID | MS_NOEXEC | (0 if spec.privileged else MS_NODEV)
+    libc.mount("tmpfs", "dev", "tmpfs", flags, "mode=755,size=65536k")
+    for name, node in nodes.items():
+        _make_mount_point(f"dev/{name}", False)
+        with opened(node):
+            libc.bind(node, f"dev/{name}")
+    for name in _host_devices() if spec.privileged else ():
         _make_device(name)
     for name, link in DEVICE_LINKS.items():
         os.symlink(link, f"dev/{name}")
     for name in ("pts", "shm", "mqueue"):
         os.mkdir(f"dev/{name}")
     _mount_terminals()
-    if shm and os.path.isdir(shm):
-        _bind(shm, "dev/shm")
+    if system.shm is not None:
+        libc.attach_tree(system.shm, "dev/shm")
+    elif system.host_shm and os.path.isdir("/dev/shm"):
+        _bind("/dev/shm", "dev/shm")
+        _restrict("dev/shm", libc.MOUNT_ATTR_NODEV)
     else:
         libc.mount("shm", "dev/shm", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, SHM_OPTIONS)
     try:
@@ -277,6 +299,20 @@ def _mount_terminals() -> None:
         with contextlib.suppress(OSError):
             libc.mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
             return
+
+
+def _make_nodes() -> dict[str, int]:
+    """Create the usual device nodes in a tmpfs that /dev will cover. Return a descriptor of each node.
+
+    Nodes of its own, because root in the container may change the mode of a node of the host.
+    """
+    libc.mount("tmpfs", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k")
+    nodes = {}
+    for name in DEVICES:
+        _make_device(name)
+        with contextlib.suppress(FileNotFoundError):  # the host has no such device
+            nodes[name] = os.open(f"dev/{name}", os.O_PATH | os.O_CLOEXEC)
+    return nodes
 
 
 def _make_device(name: str) -> None:
@@ -322,7 +358,7 @@ def _open_source(bind: Bind) -> int:
         try:
             # Copy the mount before `enter` makes all mounts private: only a copy made now stays in the host's peer
             # group. A bind from the open file, made later, would receive and send no mounts.
-            return libc.open_tree(f"/proc/self/fd/{source}")
+            return libc.open_tree(source)
         finally:
             os.close(source)
     except SubPathError as error:
@@ -335,20 +371,21 @@ def _source_path(bind: Bind) -> str:
     return os.path.join(bind.source, bind.sub_path) if bind.sub_path else bind.source
 
 
-def _mount_volume(bind: Bind, source: int) -> None:
+def _mount_volume(bind: Bind, source: int, *, privileged: bool) -> None:
     """Mount a volume at its target."""
     try:
         # The source was opened before the change of root, the target is resolved after it. So every target, with its
         # symbolic links, is in the container's own tree (compare CVE-2021-30465 in runc).
-        if not os.path.exists(bind.target):
-            _make_mount_point(os.path.realpath(bind.target), _is_directory(source))
-        if bind.propagation:
-            libc.attach_tree(source, bind.target)
-        else:
-            _bind(f"/proc/self/fd/{source}", bind.target)
+        with opened(_open_target(bind.target, is_directory=_is_directory(source))) as target:
+            if bind.propagation:
+                libc.attach_tree(source, target)
+            else:
+                libc.bind(source, target)
         # A slave receives mounts of its peer group and sends none.
         if bind.propagation == "HostToContainer":
             libc.mount(None, bind.target, None, MS_REC | MS_SLAVE)
+        if not privileged and not bind.device:
+            _restrict(bind.target, libc.MOUNT_ATTR_NODEV, recursive=True)
         # A second step, because mount(2) ignores MS_RDONLY when it creates a bind mount.
         if bind.read_only:
             _make_read_only(bind.target, recursive=bind.recursive_read_only)
@@ -356,6 +393,46 @@ def _mount_volume(bind: Bind, source: int) -> None:
         raise LaunchError(f"cannot mount {_source_path(bind)} at {bind.target}: {_error_text(error)}") from error
     finally:
         os.close(source)
+
+
+def _open_target(path: str, *, is_directory: bool) -> int:
+    """Open the mount point of a volume, and create it if it is missing.
+
+    A volume that is already mounted may contain symbolic links from its container. None of them leads through a magic
+    link, such as /proc/self/fd/7, to the host.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return _open_inside(path, os.O_PATH)
+    if is_directory:
+        _make_directory(path)
+    else:
+        _make_directory(os.path.dirname(path))
+        with opened(_open_inside(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)) as parent:
+            flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(os.path.basename(path), flags, 0o644, dir_fd=parent))
+    return _open_inside(path, os.O_PATH)
+
+
+def _make_directory(path: str) -> None:
+    """Create a directory of the container and its parents, without following magic links."""
+    path = os.path.normpath(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.close(_open_inside(path, os.O_PATH | os.O_DIRECTORY))
+        return
+    _make_directory(os.path.dirname(path))
+    with opened(_open_inside(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)) as parent:
+        os.mkdir(os.path.basename(path), 0o755, dir_fd=parent)
+
+
+def _open_inside(path: str, flags: int) -> int:
+    try:
+        return libc.open_without_magic_links(path, flags, in_root=True)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        # Before Linux 5.6. `realpath` reads links itself, so it uses the text of a magic link, which is a path in the
+        # container.
+        return os.open(os.path.realpath(path), flags | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _mask(spec: Launch, empty: int) -> None:
@@ -367,7 +444,7 @@ def _mask(spec: Launch, empty: int) -> None:
             _make_read_only(path)
     for path in spec.masked:
         if os.path.isdir(path):
-            _bind(f"/proc/self/fd/{empty}", path)
+            libc.bind(empty, path)
             _make_read_only(path)
         elif os.path.exists(path):
             # As runc masks files.
@@ -384,14 +461,23 @@ def _bind(source: str, target: str) -> None:
 
 def _make_read_only(path: str, table: dict[str, MountPoint] | None = None, *, recursive: bool = False) -> None:
     """Make a mount read-only. With a table of the host's mounts, also the mounts below it."""
+    _restrict(path, libc.MOUNT_ATTR_RDONLY, table, recursive=recursive)
+
+
+def _restrict(
+    path: str, attributes: int, table: dict[str, MountPoint] | None = None, *, recursive: bool = False
+) -> None:
+    """Add attributes to a mount. With a table of the host's mounts, also to the mounts below it."""
     try:
-        libc.set_attributes(path, libc.MOUNT_ATTR_RDONLY, recursive=recursive or table is not None)
+        libc.set_attributes(path, attributes, recursive=recursive or table is not None)
     except OSError:  # before Linux 5.12
+        flags = MS_RDONLY if attributes & libc.MOUNT_ATTR_RDONLY else 0
+        flags |= MS_NODEV if attributes & libc.MOUNT_ATTR_NODEV else 0
         below = [point.lstrip("/") for point in table or () if point.startswith(f"/{path}/")]
         for place in (path, *below):
             have = os.statvfs(place).f_flag
             keep = sum(flag for name, flag in _STICKY.items() if have & name)
-            libc.mount(None, place, None, MS_REMOUNT | MS_BIND | MS_RDONLY | keep)
+            libc.mount(None, place, None, MS_REMOUNT | MS_BIND | flags | keep)
 
 
 def _make_mount_point(path: str, is_directory: bool) -> None:

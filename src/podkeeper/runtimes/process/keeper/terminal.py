@@ -24,10 +24,10 @@ _DEVICE: Final = os.makedev(5, 2)
 
 
 class TerminalSetup:
-    """Opens the terminal of a process: create it before the process enters its container, attach after that."""
+    """Opens the terminal of a process: create it before the process enters its container, open after that."""
 
     def __init__(self, *, tty: bool, owner: int | None) -> None:
-        """Without `tty`, `attach` does nothing. `owner` is the user of the process."""
+        """Without `tty`, `open` does nothing. `owner` is the user of the process."""
         self._tty = tty
         self._owner = owner
         self._host_terminal: tuple[int, int] | None = None
@@ -35,7 +35,7 @@ class TerminalSetup:
             with suppress(OSError):
                 self._host_terminal = _open_terminal()
 
-    def attach(self) -> str:
+    def open(self) -> str:
         """Replace the console socket, which is stdin until now, by a terminal. Return the terminal's name or "".
 
         Raises OSError if no terminal is available.
@@ -56,9 +56,12 @@ class TerminalSetup:
             os.fchown(terminal, self._owner, -1)  # otherwise another user could not open /dev/stdout
         for target in (0, 1, 2):
             os.dup2(terminal, target)
-        # Works only for a session leader without a controlling terminal, which setsid has made this process.
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         return name
+
+
+def take_terminal() -> None:
+    """Make stdin the controlling terminal of this process, which must be a new session leader."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _open_terminal() -> tuple[int, int]:
@@ -66,7 +69,7 @@ def _open_terminal() -> tuple[int, int]:
     about = os.stat(MULTIPLEXER)
     if not stat.S_ISCHR(about.st_mode) or about.st_rdev != _DEVICE:  # a container may have replaced it
         raise FileNotFoundError(2, "not a pseudo-terminal multiplexer", MULTIPLEXER)
-    # O_NOCTTY: TIOCSCTTY in `attach` sets the controlling terminal, no open does it by accident. O_NONBLOCK belongs to
+    # O_NOCTTY: `take_terminal` sets the controlling terminal, no open does it by accident. O_NONBLOCK belongs to
     # the open file, so it also holds for the event loop that receives the master.
     master = os.open(MULTIPLEXER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     libc.unlock_terminal(master)
