@@ -375,7 +375,7 @@ def test_a_device_volume_works_as_a_device(kind: str, works: bool) -> None:
         replace(config(PodSpec(volumes=(volume,))), mounts=(mount,)), "x", KeeperSandbox("/state/s", cgroup_parent="/")
     )
     allowed = asdict(device_at("/dev/zero", read_only=True))
-    assert [bind["device"] for bind in made["launch"]["binds"] if bind["target"] == "/dev/tun"] == [works]
+    assert [bind.get("device", False) for bind in made["launch"]["binds"] if bind["target"] == "/dev/tun"] == [works]
     assert (allowed in made["cgroup"]["devices"]) is works
 
 
@@ -389,3 +389,20 @@ def test_a_privileged_container_may_use_all_devices() -> None:
 def test_a_missing_pod_cgroup_is_reported() -> None:
     with pytest.raises(RuntimeRefused, match=r"^cannot create container c: cgroup /never/was of its pod not found$"):
         request_of(config(), "x", KeeperSandbox("/state/s", cgroup_parent="/never/was"))
+
+
+# ---- agents and keepers of different versions ---------------------------------------------------
+
+
+def test_fields_of_a_newer_agent_are_ignored() -> None:
+    made = Launch(argv=("true",), env={}, binds=(Bind("/a", "/b"),))
+    data = made.to_json() | {"later": 1}
+    data["binds"][0]["later"] = 1
+    assert Launch.from_json(data) == made
+
+
+def test_binds_without_a_device_suit_an_older_keeper() -> None:
+    plain, node = Bind("/a", "/b"), Bind("/dev/zero", "/node", device=True)
+    data = Launch(argv=("true",), env={}, binds=(plain, node)).to_json()
+    assert ["device" in bind for bind in data["binds"]] == [False, True]
+    assert Launch.from_json(data).binds == (plain, node)

@@ -67,7 +67,11 @@ class Launch:
     beside: int = 0  # with pid: own, the PID of a process whose PID namespace to share; set by the keeper at the start
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        for bind in values["binds"]:
+            if not bind["device"]:
+                del bind["device"]  # a keeper of an older podkeeper refuses the field
+        return values
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Launch":
@@ -76,5 +80,8 @@ class Launch:
         values: dict[str, Any] = {key: value for key, value in data.items() if key in known}
         values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
         if "binds" in values:
-            values["binds"] = tuple(Bind(**bind) for bind in values["binds"])
+            names = {field.name for field in fields(Bind)}
+            values["binds"] = tuple(
+                Bind(**{key: value for key, value in bind.items() if key in names}) for bind in values["binds"]
+            )
         return cls(**values)
