@@ -177,6 +177,18 @@ def test_a_terminating_pod_has_a_deletion_timestamp() -> None:
     on_node(scenario)
 
 
+def test_a_grace_period_beyond_the_calendar_has_a_deletion_timestamp() -> None:
+    async def scenario(node: Node) -> None:
+        uid = node.write(pod("web", grace=2**63 - 1, behaviours={"app": Behaviour(term_seconds=5)}))
+        await asyncio.sleep(1)
+        await node.stop_filter.stop(uid)
+        (found,) = node.queries.pods()
+        assert found.metadata.deletion_timestamp == "2057-09-09T01:46:41Z"
+        assert found.metadata.deletion_grace_period_seconds == 2**63 - 1
+
+    on_node(scenario)
+
+
 def test_a_terminating_pod_that_is_wanted_again_is_started_after_its_end() -> None:
     async def scenario(node: Node) -> None:
         uid = node.write(pod("web", behaviours={"app": Behaviour(term_seconds=5)}))

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Final
 
 import msgspec
 
@@ -32,6 +33,8 @@ from podkeeper.ports.clock import Clock
 from podkeeper.ports.source import SendUpdate, Source
 from podkeeper.rules.grace import effective_grace
 from podkeeper.sources.stored_pods import CheckpointStore
+
+_LONGEST_GRACE_SECONDS: Final = 10**9  # 31 years, as shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class TerminatingPod:
 
     def with_deletion(self, clock: Clock) -> Pod:
         """Return the pod with the deletion timestamp that the API would show."""
-        left = timedelta(seconds=self.since + self.grace_seconds - clock.monotonic())
+        # The API accepts grace periods beyond the year 9999.
+        left = timedelta(seconds=min(self.since + self.grace_seconds - clock.monotonic(), _LONGEST_GRACE_SECONDS))
         metadata = msgspec.structs.replace(
             self.pod.metadata,
             # Computed from the current wall time, so that the remaining time stays correct if the wall clock is set.

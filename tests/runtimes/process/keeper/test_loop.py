@@ -39,6 +39,16 @@ def test_timers_run_by_time_then_in_order_of_registration(loop: Loop) -> None:
     assert rung == ["first", "second", "later"]
 
 
+@pytest.mark.parametrize("seconds", [3e6, 9223372036854775807.0, 1e30])
+def test_a_very_long_timer_waits(loop: Loop, seconds: float) -> None:
+    rung: list[str] = []
+    loop.after(seconds, lambda: rung.append("never"))
+    loop.on_signal(signal.SIGUSR1, loop.stop)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    loop.run()
+    assert rung == []
+
+
 def test_a_stopped_loop_finishes_its_iteration(loop: Loop, pipe: tuple[int, int]) -> None:
     called: list[str] = []
 

@@ -13,8 +13,10 @@ import time
 import traceback
 from collections.abc import Callable
 from itertools import count
+from typing import Final
 
 Callback = Callable[[], None]
+_MAX_WAIT_SECONDS: Final = 3600.0
 
 
 def ignore_signal(*_: object) -> None:
@@ -113,7 +115,10 @@ class Loop:
     def _timeout(self) -> float | None:
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        if not self._timers:
+            return None
+        # epoll counts milliseconds in 32 bits, so a grace period of 25 days would end the keeper and its containers.
+        return min(max(0.0, self._timers[0][0] - time.monotonic()), _MAX_WAIT_SECONDS)
 
     def _run_timers(self) -> None:
         now = time.monotonic()
