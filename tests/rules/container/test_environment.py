@@ -265,6 +265,54 @@ def test_command_and_arguments_are_expanded_with_the_whole_environment() -> None
     assert (made.command, made.args) == (("run", "1"), ("$(A)", "$(B)"))
 
 
+# Limits: a small manifest must not need gigabytes.
+
+
+def doubling(count: int) -> tuple[EnvVar, ...]:
+    """Return variables, each of which contains the one before twice."""
+    return (literal("A0", "x" * 32), *(literal(f"A{n}", f"$(A{n - 1})$(A{n - 1})") for n in range(1, count)))
+
+
+def test_an_expansion_that_doubles_stops_at_the_limit_of_the_kernel() -> None:
+    fits = Container(name="web", env=doubling(12))
+    assert len(invocation_of(fits, SEEN, {}).env["A11"]) == 32 * 2**11
+    with pytest.raises(NotConfigurable, match=r"^cannot expand variable A12: the result is longer than 131071 bytes$"):
+        invocation_of(Container(name="web", env=doubling(30)), SEEN, {})
+
+
+LONG = {"A": "x" * 1000}
+LIMITS = {
+    "the longest result": ("$(A)" * 131 + "y" * 71, True),
+    "one byte more": ("$(A)" * 131 + "y" * 72, False),
+    "a reference without a value stays as it is": ("$(B)" * 32767, True),
+    "a long text without references is left to the kernel": ("y" * 200_000, True),
+}
+
+
+@pytest.mark.parametrize("text, fits", LIMITS.values(), ids=LIMITS.keys())
+def test_the_limit_of_one_string(text: str, fits: bool) -> None:
+    if fits:
+        assert len(expand(text, LONG)) == len(text.replace("$(A)", LONG["A"]))
+        return
+    with pytest.raises(NotConfigurable, match="longer than 131071 bytes"):
+        expand(text, LONG)
+
+
+TEXTS = ("$(A)" * 100,) * 63
+SHORT = (literal("A", "x" * 1000),)
+TOTALS = {
+    "command": Container(name="web", env=SHORT, command=TEXTS),
+    "args": Container(name="web", env=SHORT, args=TEXTS),
+    "env": Container(name="web", env=(*SHORT, *(literal(f"V{n}", text) for n, text in enumerate(TEXTS)))),
+}
+
+
+@pytest.mark.parametrize("field, container", TOTALS.items())
+def test_the_limit_of_all_strings(field: str, container: Container) -> None:
+    with pytest.raises(NotConfigurable, match=rf"^cannot expand {field}: the results have more than 6291456 bytes"):
+        invocation_of(container, SEEN, {})
+
+
 # The downward API.
 
 FIELDS = {

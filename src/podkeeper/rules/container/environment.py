@@ -20,7 +20,7 @@ from enum import StrEnum
 from podkeeper.model.errors import NotConfigurable
 from podkeeper.model.k8s.core import ConfigMap, Container, EnvFromSource, EnvVar, EphemeralContainer, Secret
 from podkeeper.rules.container.downward import PodContext, field_value, resource_value
-from podkeeper.rules.container.expansion import expand, expand_all
+from podkeeper.rules.container.expansion import add_length, expand, expand_all
 
 
 class ObjectKind(StrEnum):
@@ -59,7 +59,7 @@ def env_references_of(container: Container | EphemeralContainer) -> tuple[EnvRef
 
 def invocation_of(container: Container | EphemeralContainer, context: PodContext, objects: Objects) -> Invocation:
     env = environment_of(container, context, objects)
-    return Invocation(env, expand_all(container.command, env), expand_all(container.args, env))
+    return Invocation(env, expand_all(container.command, env, "command"), expand_all(container.args, env, "args"))
 
 
 def environment_of(container: Container | EphemeralContainer, context: PodContext, objects: Objects) -> dict[str, str]:
@@ -67,10 +67,13 @@ def environment_of(container: Container | EphemeralContainer, context: PodContex
     # `envFrom` first, so that variables of `env` replace and can use its values.
     for source in container.env_from or ():
         env.update(_all_keys(source, objects))
+    length = 0
     for variable in container.env or ():
         value = _value(variable, env, container, context, objects)
         if value is not None:
             env[variable.name] = value
+            # Many variables could each be as long as the kernel allows.
+            length = add_length(length, value, "env")
     return env
 
 
@@ -84,7 +87,7 @@ def _value(
     """Return the value of a variable, None if it is optional and its source is missing."""
     # As in the kubelet, an explicit value counts before `valueFrom`.
     if variable.value:
-        return expand(variable.value, env)
+        return expand(variable.value, env, f"variable {variable.name}")
     source = variable.value_from
     if source is None:
         return ""
