@@ -7,7 +7,7 @@ our YAML parser. Go uses the last one.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -77,7 +77,7 @@ class _DecodeErrors:
         value = dict(pairs)
         # The hook cannot stop the decoder with a position, so the error is reported after the whole object was read.
         if len(value) != len(pairs):
-            self.repeated = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+            self.repeated = _first_repeated(key for key, _ in pairs)
         return value
 
     def integer(self, text: str) -> int | float:
@@ -118,6 +118,16 @@ def _is_too_deep(value: Value) -> bool:
         if not level:
             return False
     return True
+
+
+def _first_repeated(keys: Iterable[str]) -> str:
+    """Return the first key that occurs again. One pass, because a large object with one repeated key must not block."""
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            return key
+        seen.add(key)
+    raise AssertionError("no key is repeated")
 
 
 def _duplicate_key_error(text: str, key: str) -> Unreadable:

@@ -49,6 +49,7 @@ MAX_HOSTNAME: Final = 64
 
 _DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _INTEGER: Final = re.compile(r"-[0-9]{1,12}|0|[1-9][0-9]{0,11}")
+_MAX_UID: Final = 128  # leaves room for prefixes in the file names of logs and cgroups
 _STANDARD_FINALIZERS: Final = ("kubernetes", "orphan", "foregroundDeletion")
 _DNS_POLICIES: Final = ("ClusterFirstWithHostNet", "ClusterFirst", "Default", "None")
 
@@ -94,6 +95,13 @@ def _problems(pod: core.Pod, kind: RequestKind) -> Problems:
 # ---- metadata ------------------------------------------------------------------------------
 
 
+def _uid(uid: str) -> Problems:
+    """Check the UID of a manifest. The API server sets its own, and the kubelet takes every one of a static pod."""
+    # Directories, cgroups and journal keys contain it, so a pod with such a UID could never start or be removed.
+    if "/" in uid or uid in (".", "..") or len(uid) > _MAX_UID or not uid.isprintable():
+        yield wrong("metadata.uid", uid, f"must be a file name: at most {_MAX_UID} printable characters without '/'")
+
+
 def _metadata(metadata: meta.ObjectMeta) -> Problems:
     if metadata.generate_name:
         prefix = metadata.generate_name
@@ -105,6 +113,7 @@ def _metadata(metadata: meta.ObjectMeta) -> Problems:
     else:
         yield missing("metadata.name", "name or generateName is required")
     yield from dns_label("metadata.namespace", metadata.namespace or "")
+    yield from _uid(metadata.uid or "")
     yield from not_negative("metadata.generation", metadata.generation)
     yield from labels("metadata.labels", metadata.labels)
     yield from annotations("metadata.annotations", metadata.annotations)
