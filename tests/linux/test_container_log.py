@@ -131,6 +131,16 @@ def test_a_new_log_removes_the_logs_of_an_earlier_pod_with_the_same_uid(tmp_path
     assert sorted(path.name for path in directory.iterdir()) == ["0.log", "0.logs", "1.log", "10.log"]
 
 
+def test_a_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "passwd"
+    target.write_text("root\n")
+    log = ContainerLog(str(tmp_path / "0.log"))
+    (tmp_path / "0.log").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        log.open()
+    assert target.read_text() == "root\n"
+
+
 def test_a_log_without_a_path_drops_its_output() -> None:
     log = ContainerLog("")
     log.begin()

@@ -97,8 +97,10 @@ class ContainerLog:
         """Open or create the file. If that fails, keep writing to the file that is open. Raises OSError."""
         if self.path:
             os.makedirs(os.path.dirname(self.path), mode=0o755, exist_ok=True)
-            # 0640 as containerd. Open the new file before the old one is closed, so that a failure loses no output.
-            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+            # O_NOFOLLOW: a link in place of the log would append to any file of the host. 0640 as containerd. Open the
+            # new file before the old one is closed, so that a failure loses no output.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(self.path, flags, 0o640)
             self.close()
             self._file = file
 

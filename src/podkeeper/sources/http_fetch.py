@@ -11,10 +11,11 @@ aiohttp is imported when the fetcher is opened, because the import takes a notic
 
 import asyncio
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from podkeeper.sources.manifest_content import MAX_BYTES
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 ANSWER_SECONDS: Final = 10.0
+MAX_REDIRECTS: Final = 10
+REDIRECTS: Final = (301, 302, 303, 307, 308)
 """Timeout of a request, including the body, as in the kubelet."""
 
 HttpHeaders = Mapping[str, str | Iterable[str]]
@@ -76,9 +79,8 @@ class HttpFetcher:
     async def fetch(self, etag: str) -> FetchedBody | None:
         """Send a GET request. None: 304. Raises FetchFailed if there is no answer or the status is not 200."""
         assert self._session is not None
-        headers = [*self._headers, *([("If-None-Match", etag)] if etag else [])]
         try:
-            async with self._session.get(self._url, headers=headers) as response:
+            async with self._follow(self._session, [("If-None-Match", etag)] if etag else []) as response:
                 if response.status == 304:
                     return None
                 if response.status != 200:
@@ -93,6 +95,37 @@ class HttpFetcher:
             # Errors of aiohttp contain the URL with its password.
             reason = str(error).replace(self._url, shown_url(self._url)) or type(error).__name__
             raise FetchFailed(f"cannot fetch the manifest: {reason}") from error
+
+    @asynccontextmanager
+    async def _follow(
+        self, session: "aiohttp.ClientSession", condition: list[tuple[str, str]]
+    ) -> AsyncIterator["aiohttp.ClientResponse"]:
+        """Send the request and follow redirects.
+
+        The configured headers often contain a password, so no other server receives them. aiohttp removes only
+        Authorization.
+        """
+        url = self._url
+        for _ in range(MAX_REDIRECTS + 1):
+            own = self._headers if _origin(url) == _origin(self._url) else []
+            async with session.get(url, headers=[*own, *condition], allow_redirects=False) as response:
+                target = response.headers.get("Location")
+                if response.status not in REDIRECTS or target is None:
+                    yield response
+                    return
+                url = urljoin(url, target)
+                if _origin(url) == _origin(self._url):  # with its user name and password
+                    url = urlunsplit(urlsplit(url)._replace(netloc=urlsplit(self._url).netloc))
+                if urlsplit(url).scheme not in ("http", "https"):
+                    raise FetchFailed(
+                        f"cannot fetch the manifest: redirected to {shown_url(url)}, expected http or https"
+                    )
+        raise FetchFailed(f"cannot fetch the manifest: more than {MAX_REDIRECTS} redirects")
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def shown_url(url: str) -> str:

@@ -179,6 +179,8 @@ REFUSALS = {
         'previous terminated container "app" in pod "web-n1" not found',
     ),
     "a tail that is not a number": ("app", {"tailLines": "many"}, 'tailLines: Invalid value: "many"'),
+    "a number that does not fit in 64 bits": ("app", {"sinceSeconds": 2**63}, "sinceSeconds: Invalid value: "),
+    "a number with 4,000 digits": ("app", {"sinceSeconds": "9" * 4000}, "an integer from 0 to 9223372036854775807"),
     "an invalid time": ("app", {"sinceTime": "yesterday"}, "RFC 3339"),
 }
 

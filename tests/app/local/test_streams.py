@@ -1,6 +1,7 @@
 """Exec and attach over the socket, with the channels of kubectl, on the fake runtime and with a real process."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ from podkeeper.app.agent import Agent
 from podkeeper.app.local.channels import PROTOCOL, relay, status_of
 from podkeeper.app.local.client import ChannelSocket, LocalClient, RequestFailed
 from podkeeper.app.local.process_streams import ProcessStreams
-from podkeeper.app.local.server import listen
+from podkeeper.app.local.server import MAX_MESSAGE_BYTES, listen
 from podkeeper.app.local.streams import PlainStreams
 from podkeeper.model.k8s.meta import Status
 from podkeeper.model.probing import CommandEnd, CommandExited, NotRun, TimedOut
@@ -70,6 +71,16 @@ def test_a_refused_stream_has_the_reason(
     with pytest.raises(RequestFailed, match=message) as refused:
         it.client.open_channels(*parts, **query)
     assert refused.value.code == 400
+
+
+def test_a_message_above_the_limit_ends_the_session(it: Harness) -> None:
+    it.write("web.yaml", manifest("web"))
+    it.until(lambda: it.status("web") == "Running")
+    with it.client.open_channels("attach", "default", "web", "app", output=True) as session:
+        with contextlib.suppress(OSError):  # the agent may disconnect before it has read everything
+            session.send(STDIN, b"x" * (MAX_MESSAGE_BYTES + 1))
+        assert list(session.messages()) == []
+    assert it.status("web") == "Running"
 
 
 def test_attach_receives_new_output_until_the_container_exits(it: Harness) -> None:

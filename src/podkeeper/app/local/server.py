@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o600
 SHUTDOWN_SECONDS = 0.5
+# A client that sends more at once would make the agent hold it in memory.
+MAX_MESSAGE_BYTES = 4 * 2**20
+MAX_DIGITS = 19
 _JSON = "application/json"
 _TRUE = frozenset({"1", "t", "true", "yes", ""})  # "" for `?follow` without a value
 
@@ -198,7 +201,7 @@ class LocalServer:
     async def _serve_stream(self, request: web.Request, opening: Awaitable[StreamSession]) -> web.StreamResponse:
         session = await opening  # before the upgrade, so that an error is a normal HTTP response
         try:
-            response = web.WebSocketResponse(protocols=(PROTOCOL,), max_msg_size=0)
+            response = web.WebSocketResponse(protocols=(PROTOCOL,), max_msg_size=MAX_MESSAGE_BYTES)
             await response.prepare(request)
             await relay(session, response)
         finally:
@@ -319,8 +322,9 @@ def _number(query: Mapping[str, str], name: str) -> int | None:
     text = query.get(name)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit():
-        raise BadInput(wrong(name, text, "must be an integer greater than or equal to 0"))
+    # The API's integers have 64 bits. Python refuses to read texts with more than 4,300 digits.
+    if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS or int(text) >= 2**63:
+        raise BadInput(wrong(name, text[:40], "must be an integer from 0 to 9223372036854775807"))
     return int(text)
 
 
