@@ -5,7 +5,10 @@ directory that containers cannot see (`Launch.hidden`), so a container that read
 """
 
 import os
+import shutil
+import socket
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,6 +150,31 @@ def test_a_mount_point_cannot_be_created_through_a_link_in_a_volume(machine: Mac
     with pytest.raises(KeeperFailed, match=r"cannot mount .* at /volume/link/made"):
         machine.in_keeper(action)
     assert os.listdir(outside) == []
+
+
+# ---- Sockets of the host ----
+
+
+@pytest.mark.parametrize("overlay", ["as on this machine", "split", ""])
+def test_a_socket_of_the_host_does_not_answer(machine: Machine, overlay: str) -> None:
+    """Sockets of the host, such as a desktop's D-Bus or Docker's socket (the class of CVE-2020-15257)."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to listen in /run")
+    isolation = machine.isolation if overlay == "as on this machine" else replace(machine.isolation, overlay=overlay)
+    directory = f"/run/podkeeper-test-{os.getpid()}"
+    os.mkdir(directory, 0o755)
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{directory}/bus")
+            os.chmod(f"{directory}/bus", 0o777)
+            listener.listen()
+            program = f"import socket; socket.socket(socket.AF_UNIX).connect('{directory}/bus'); print('connected')"
+            argv = ("/usr/bin/env", "python3", "-c", program)
+            code, output = replace(machine, isolation=isolation).run("", argv=argv)
+    finally:
+        shutil.rmtree(directory)
+    assert "connected" not in output
+    assert code != 0
 
 
 # ---- SYS_PTRACE and shared PID namespaces ----

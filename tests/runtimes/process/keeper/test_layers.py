@@ -1,6 +1,7 @@
 """How each part of the host's file tree is shown to a container."""
 
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from podkeeper.linux.mounts import MountPoint
 from podkeeper.runtimes.process.keeper import layers
-from podkeeper.runtimes.process.keeper.layers import COPY, EMPTY, LINK, READ, Layer
+from podkeeper.runtimes.process.keeper.layers import COPY, EMPTY, LINK, READ, Layer, directories_with_sockets
 from tests.runtimes.process.jail_harness import state_directory
 
 WAYS = {
@@ -111,6 +112,18 @@ def test_without_overlays_the_host_is_read_only_and_tmp_is_new() -> None:
             assert by_path[own] == Layer(own, EMPTY)
         assert found[0].path == "/"
         assert found[0].how == EMPTY
+
+
+def test_sockets_and_pipes_are_not_shown() -> None:
+    with tree() as directory, socket.socket(socket.AF_UNIX) as listener:
+        make(directory)
+        listener.bind(f"{directory}/full/deep/bus")
+        os.mkfifo(f"{directory}/pipe")
+        assert directories_with_sockets(directory) == {directory, f"{directory}/full", f"{directory}/full/deep"}
+        cuts = {*directories_with_sockets(directory), *map(str, Path(directory).parents)}
+        found = layers_below(directory, layers.split({"/": MountPoint(1, 0, "/", "ext4")}, overlay=False, cuts=cuts))
+        assert {"/full", "/full/file", "/file"} < found.keys()
+        assert not {"/pipe", "/full/deep/bus"} & found.keys()
 
 
 def test_a_mount_with_mounts_below_it_is_still_shown() -> None:

@@ -26,6 +26,8 @@ LINK: Final = "link"  # the same symbolic link
 
 OWN: Final = ("/proc", "/sys", "/dev")
 SCRATCH: Final = ("/tmp", "/var/tmp")  # new and writable even if everything else is read-only
+# Where programs of the host listen (file-hierarchy(7)).
+RUNTIME_DIRECTORY: Final = "/run"
 # File systems whose files an overlay can copy. Network and FUSE file systems are shown read-only instead, because an
 # overlay calls its lower file system, and a dead server would block these calls.
 LOCAL: Final = frozenset(
@@ -89,9 +91,33 @@ def split(
                 layers.append(Layer(entry.path, LINK, link=os.readlink(entry.path)))
             elif entry.is_dir():
                 waiting.append((entry.path, way))
-            else:
+            elif not _is_channel(entry.path):
                 layers.append(Layer(entry.path, READ))
     return layers
+
+
+def directories_with_sockets(top: str = RUNTIME_DIRECTORY) -> set[str]:
+    """Return the directories at and below one that have sockets or pipes below them, for `cuts` of `split`."""
+    found: set[str] = set()
+    for path, _, names in os.walk(top):
+        if any(_is_channel(os.path.join(path, name)) for name in names):
+            while path not in found and is_below(path, top):
+                found.add(path)
+                path = os.path.dirname(path)
+    return found
+
+
+def _is_channel(path: str) -> bool:
+    """Return whether a file is a socket or a pipe.
+
+    A container could connect to a program of the host through it, even if the mount is read-only. In an overlay it does
+    not work, because the overlay has a node of its own.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return True  # not visible to this user, so there is nothing to show
+    return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
 
 
 def _way(mount: MountPoint) -> str:

@@ -34,7 +34,7 @@ from podkeeper.linux.subpath import open_subpath
 from podkeeper.linux.tree import opened
 from podkeeper.runtimes.process.keeper.isolation import Isolation
 from podkeeper.runtimes.process.keeper.launch import Bind, Launch
-from podkeeper.runtimes.process.keeper.layers import COPY, EMPTY, Layer, split, whole
+from podkeeper.runtimes.process.keeper.layers import COPY, EMPTY, Layer, directories_with_sockets, split, whole
 from podkeeper.runtimes.process.keeper.pod_mounts import SHM_OPTIONS
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -90,7 +90,8 @@ def _plan(spec: Launch, isolation: Isolation) -> RootfsPlan:
     if isolation.overlay == "split":
         return RootfsPlan(table, split(table, spec.hidden))
     # Create /var again, too: without overlays, /var/tmp is one of the few writable directories (`layers.SCRATCH`).
-    cuts = {"/var"}.union(*(_ancestors(bind.target) for bind in spec.binds))
+    # So are the directories of sockets below /run, because a socket in a bind of the host's directory would work.
+    cuts = {"/", "/var"}.union(directories_with_sockets(), *(_ancestors(bind.target) for bind in spec.binds))
     return RootfsPlan(table, split(table, spec.hidden, overlay=False, cuts=cuts))
 
 
