@@ -222,6 +222,9 @@ class LoopForkServer(ForkServerClient):
         self.starts += 1
         self.ready.set()
 
+    async def replace_if_stopped(self) -> None:
+        """Do nothing: it is no process."""
+
     async def fork_keeper(self, directory: str, lock: int) -> socket.socket:
         await self._begin("fork_keeper")
         ours, theirs = socket.socketpair()

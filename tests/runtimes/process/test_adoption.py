@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from podkeeper.model.probing import CommandExited
+from podkeeper.model.probing import CommandExited, NotRun
 from podkeeper.model.runtime import RecordState
 from podkeeper.model.runtime_calls import RuntimeEventType
+from podkeeper.runtimes.process.fork_client import process_state
 from podkeeper.runtimes.process.keeper.files import STOPPED_FILE, read_json, write_json
 from podkeeper.runtimes.process.keeper_client import KeeperTimeouts
 from podkeeper.runtimes.process.runtime import ProcessRuntime
@@ -171,6 +172,51 @@ def test_a_dead_fork_server_is_restarted_and_keepers_keep_running() -> None:
                 assert fork_server.pid not in (0, old)
             assert await runtime.exec_sync(container, ["true"], 5) == CommandExited(0)
             assert (await runtime.health()).runtime_ready
+
+    asyncio.run(act())
+
+
+def test_a_stopped_fork_server_is_replaced() -> None:
+    async def act() -> None:
+        async with temporary_runtime() as runtime, asyncio.timeout(TIMEOUT_SECONDS):
+            container = await RuntimeHarness(runtime).start("sleep", "3600")
+            fork_server = runtime._fork_server
+            old = fork_server.pid
+            os.kill(old, signal.SIGSTOP)
+            await eventually(lambda: process_state(old) == "T", "it is stopped")
+            await RuntimeHarness(runtime).start("sleep", "3600")
+            assert fork_server.pid not in (0, old)
+            assert not is_alive(old)
+            assert await runtime.exec_sync(container, ["true"], 5) == CommandExited(0)
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("during_exec", [False, True], ids=["quiet", "during a command"])
+def test_a_stopped_keeper_is_noticed_and_recovers(during_exec: bool) -> None:
+    timeouts = KeeperTimeouts(answer_seconds=0.2, not_ready_seconds=0.3, kill_seconds=0.3, ping_period_seconds=0.05)
+
+    async def act() -> None:
+        with temporary_root() as root:
+            async with opened(root, timeouts=timeouts) as runtime:
+                harness = RuntimeHarness(runtime)
+                container = await harness.start("sleep", "3600")
+                keeper = keepers_of(root)[(await harness.record()).sandboxes[0].id]
+                sleeping = runtime.exec_sync(container, ["sleep", "60"], 60) if during_exec else None
+                command = None if sleeping is None else asyncio.ensure_future(sleeping)
+                await asyncio.sleep(0.2)  # a busy keeper must be able to answer some pings
+                os.kill(keeper, signal.SIGSTOP)
+                try:
+                    await _until(lambda: _is_ready(harness, False))
+                    if command is not None:
+                        assert isinstance(await command, NotRun)
+                    os.kill(keeper, signal.SIGCONT)
+                    await _until(lambda: _is_ready(harness, True))
+                    assert await runtime.exec_sync(container, ["true"], 5) == CommandExited(0)
+                    await remove_all(runtime, root)
+                finally:
+                    if is_alive(keeper):
+                        os.kill(keeper, signal.SIGCONT)
 
     asyncio.run(act())
 

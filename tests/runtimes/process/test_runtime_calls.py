@@ -1,6 +1,7 @@
 """The runtime port on keepers in the event loop: requests, errors, adoption."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
@@ -49,6 +50,8 @@ class Harness:
 
     def new_runtime(self, **options: Any) -> ProcessRuntime:
         self.fork_server = LoopForkServer(self.keepers, self.calls)
+        # Without pings, which would be among the requests.
+        options["timeouts"] = dataclasses.replace(options.get("timeouts", KeeperTimeouts()), ping_period_seconds=0)
         return ProcessRuntime(self.root, fork_server=self.fork_server, host_ips=lambda: ("192.0.2.7",), **options)
 
     @property

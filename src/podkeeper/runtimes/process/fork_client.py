@@ -105,6 +105,16 @@ class ForkServerClient:
         """
         await self._run_task("set the group of", {"do": "give", "directory": directory, "group": group})
 
+    async def replace_if_stopped(self) -> None:
+        """Kill a fork server that was stopped (SIGSTOP) and would never answer. The next request starts another."""
+        process = self._process
+        if process is None or not self.alive or process_state(process.pid) not in ("T", "t"):
+            return
+        log.warning("the fork server of the process runtime was stopped; keepers keep running, replacing it")
+        self._disconnect()
+        process.kill()
+        await asyncio.to_thread(process.wait)
+
     async def close(self) -> None:
         """End the fork server. Keepers keep running."""
         self._disconnect()
@@ -123,6 +133,7 @@ class ForkServerClient:
             raise RuntimeUnavailable(f"cannot {action} {request['directory']}: {error}")
 
     async def _send_request(self, request: Json, files: Sequence[int] = ()) -> socket.socket:
+        await self.replace_if_stopped()
         self.start()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -175,6 +186,15 @@ class ForkServerClient:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
+
+
+def process_state(pid: int) -> str:
+    """Return the state letter of a process (proc(5)), "" if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
 
 
 def task_error(answer: bytes) -> str:

@@ -51,6 +51,9 @@ class KeeperTimeouts:
     not_ready_seconds: float = 60.0
     # After this time, it is killed if it blocks a stop or removal; more than the 30 s that a container start may take.
     kill_seconds: float = 45.0
+    # How often a quiet keeper is pinged, 0: never. A keeper that was stopped (SIGSTOP) keeps its connection open, so
+    # without a ping its pod would be reported as running for ever.
+    ping_period_seconds: float = 60.0
 
 
 # 128 + SIGKILL: the kernel kills the containers of a dead keeper (PR_SET_PDEATHSIG).
@@ -137,6 +140,19 @@ class KeeperClient:
     async def ping(self) -> None:
         """Request its state as a liveness check. Raises TryLater."""
         await self.call("state", {}, self._timeouts.answer_seconds)
+
+    async def check(self) -> None:
+        """Drop the connection if the keeper does not answer for longer than any of its calls blocks it."""
+        if (link := self.link) is None:
+            return
+        try:
+            await link.call("state", {}, self._timeouts.kill_seconds)
+        except CallTimedOut:
+            if self.link is link:
+                self.disconnect()
+                self._on_lost()
+        except TryLater:  # the connection broke meanwhile, which is handled where that is noticed
+            pass
 
     def disconnect(self) -> None:
         if self.link is not None:

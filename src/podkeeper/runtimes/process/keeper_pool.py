@@ -60,6 +60,7 @@ class KeeperPool:
         self._keepers: dict[str, KeeperClient] = {}
         self._lock: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._next_check: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Lock the root directory and adopt the keepers of an earlier agent. Raises BadInput."""
@@ -76,9 +77,12 @@ class KeeperPool:
                     self._spawn(self._delete(os.path.join(self._sandboxes, name)))
                 else:
                     group.create_task(self._guarded(self._adopt(name)))
+        self._check_later()
 
     async def close(self) -> None:
         """Disconnect from all keepers. They keep running."""
+        if self._next_check is not None:
+            self._next_check.cancel()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -204,6 +208,19 @@ class KeeperPool:
 
     def _on_lost(self, sandbox: Sandbox) -> None:
         self._spawn(self._reconnect(sandbox))
+
+    def _check_later(self) -> None:
+        if (seconds := self._timeouts.ping_period_seconds) > 0:
+            loop = asyncio.get_running_loop()
+            self._next_check = loop.call_later(seconds, lambda: self._spawn(self._check_all()))
+
+    async def _check_all(self) -> None:
+        """Ping all keepers, and replace a stopped fork server."""
+        await self._fork_server.replace_if_stopped()
+        async with asyncio.TaskGroup() as group:
+            for keeper in self._keepers.values():
+                group.create_task(self._guarded(keeper.check()))
+        self._check_later()
 
     async def _reconnect(self, sandbox: Sandbox) -> None:
         """Reconnect to a keeper after its connection broke, or handle its death."""
