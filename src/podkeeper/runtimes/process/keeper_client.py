@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from podkeeper.linux import cgroup
 from podkeeper.model.errors import CallTimedOut, RuntimeUnavailable, TryLater
 from podkeeper.runtimes.process.fork_client import lock_file
 from podkeeper.runtimes.process.keeper import kill
@@ -262,6 +263,7 @@ class KeeperClient:
         # After a reboot, the stored PIDs belong to other processes.
         if not rebooted:
             _kill_leftovers(container.pid, container.ticks)
+            self._kill_cgroup(container)
         end: Json = {
             "state": "exited",
             "code": _LOST if rebooted else _KILLED,
@@ -276,6 +278,16 @@ class KeeperClient:
         with suppress(OSError):
             write_json(os.path.join(self.directory, "containers", container.id, STATE_FILE), end)
         return decode_container({"id": container.id, "facts": msgspec.to_builtins(container.facts), **end})
+
+    def _kill_cgroup(self, container: ReportedContainer) -> None:
+        """Kill the processes that have left the session of the container.
+
+        With the host's PID namespace, a daemon of the container would otherwise run beside the next container.
+        """
+        config = read_json(os.path.join(self.directory, "containers", container.id, CONFIG_FILE)) or {}
+        if (settings := config.get("cgroup")) is not None:
+            with suppress(OSError):
+                cgroup.kill_all(cgroup.Cgroup.from_json(settings["place"]))
 
     # Socket.
 
