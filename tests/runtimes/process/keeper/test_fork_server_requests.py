@@ -300,11 +300,18 @@ def test_a_task_without_a_complete_answer_has_failed() -> None:
         assert lost == {"the fork server or its child process died before it answered"}
 
 
+class BusyForkServer(ForkServerClient):
+    """A fork server that SIGSTOP makes busy. The real client would replace a stopped one at once."""
+
+    async def replace_if_stopped(self) -> None:
+        """Do nothing."""
+
+
 def test_requests_wait_for_a_busy_fork_server_and_restart_a_dead_one(tmp_path: Path) -> None:
     name = 50_000 * "x"  # the socket takes fewer than eight such requests
 
     async def act() -> list[str]:
-        fork_server = ForkServerClient(str(tmp_path), "plain")
+        fork_server = BusyForkServer(str(tmp_path), "plain")
         fork_server.start()
         async with asyncio.timeout(DEADLINE_SECONDS):
             await fork_server.ready.wait()
