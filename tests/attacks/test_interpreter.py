@@ -27,7 +27,7 @@ def test_the_fork_server_does_not_run_from_the_hosts_file(tmp_path: Path) -> Non
     assert content == Path(sys.executable).read_bytes()
 
 
-def test_nobody_can_change_the_copy(tmp_path: Path) -> None:
+def test_the_copy_cannot_be_changed(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"x" * 100_000)
     copy = sealed_copy(str(program))

@@ -105,6 +105,16 @@ def test_a_checkpoint_has_the_last_answer_of_the_api() -> None:
     simulate(scenario())
 
 
+def answers_lost_of(verb: str) -> Callable[[str, str], None]:
+    """Return an `api.fail_after` that loses the answers of one verb."""
+
+    def lose(called: str, name: str) -> None:
+        if called == verb:
+            raise ApiUnavailable("the answer is lost")
+
+    return lose
+
+
 @pytest.mark.parametrize("verb", ["get", "patch"])
 def test_a_checkpoint_written_during_a_call_has_the_status_in_flight(verb: str) -> None:
     async def scenario() -> None:
@@ -124,12 +134,7 @@ def test_a_checkpoint_written_during_a_call_has_the_status_in_flight(verb: str) 
 def test_a_checkpoint_has_a_status_that_was_sent_without_an_answer(verb: str) -> None:
     async def scenario() -> None:
         node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
-
-        def lose(called: str, name: str) -> None:
-            if called == verb:
-                raise ApiUnavailable("the answer is lost")
-
-        node.api.fail_after = lose
+        node.api.fail_after = answers_lost_of(verb)
         await send(node, UNREADY)
         shown = snapshot_stored_with(READY, node, journal)
         assert shown.unanswered == ((status_digest(UNREADY),) if verb == "patch" else ())
@@ -140,12 +145,7 @@ def test_a_checkpoint_has_a_status_that_was_sent_without_an_answer(verb: str) ->
 def test_a_checkpoint_has_all_statuses_sent_since_the_last_answer() -> None:
     async def scenario() -> None:
         node = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
-
-        def lose(called: str, name: str) -> None:
-            if called == "patch":
-                raise ApiUnavailable("the answer is lost")
-
-        node.api.fail_after = lose
+        node.api.fail_after = answers_lost_of("patch")
         await send(node, UNREADY)
         node.api.seconds = lambda called, name: 1.0 if called == "get" else 0.0
         async with asyncio.TaskGroup() as group:
@@ -231,12 +231,7 @@ def test_the_next_checkpoint_has_the_answer_of_a_call_during_which_its_pod_came_
 def test_a_restarted_agent_keeps_the_statuses_that_earlier_ones_sent_without_an_answer() -> None:
     async def scenario() -> None:
         before = NumberedStatusHarness(WEB, journal=(journal := StatusJournal()))
-
-        def lose(called: str, name: str) -> None:
-            if called == "patch":
-                raise ApiUnavailable("the answer is lost")
-
-        before.api.fail_after = lose
+        before.api.fail_after = answers_lost_of("patch")
         await send(before, UNREADY)
         before.manager.set_pod_status(WEB, READY)
         after = NumberedStatusHarness(WEB, journal=journal)

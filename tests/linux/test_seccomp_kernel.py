@@ -37,7 +37,7 @@ KERNEL = (6, 1)
 DEFAULT = bounding_set((), (), False)
 X32 = 0x40000000
 pytestmark = pytest.mark.skipif(
-    MACHINE not in ("x86_64", "aarch64"), reason="seccomp programs exist only for two machines"
+    MACHINE not in ("x86_64", "aarch64"), reason="seccomp programs exist only for x86_64 and aarch64"
 )
 needs_x86 = pytest.mark.skipif(MACHINE != "x86_64", reason="needs the machine code of x86_64")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")

@@ -21,7 +21,7 @@ import msgspec
 
 from podkeeper.linux import cgroup
 from podkeeper.model.errors import CallTimedOut, RuntimeUnavailable, TryLater
-from podkeeper.runtimes.process.fork_client import lock_file
+from podkeeper.runtimes.process.fork_client import lock_file, process_state
 from podkeeper.runtimes.process.keeper import kill
 from podkeeper.runtimes.process.keeper.files import (
     CONFIG_FILE,
@@ -332,10 +332,4 @@ def _kill_leftovers(pid: int, ticks: int) -> None:
 
 
 def _runs(pid: int, ticks: int) -> bool:
-    if start_ticks(pid) != ticks:
-        return False
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except (OSError, IndexError):
-        return False
+    return start_ticks(pid) == ticks and process_state(pid) not in ("", "Z", "X")

@@ -429,10 +429,10 @@ def _open_inside(path: str, flags: int) -> int:
     try:
         return libc.open_without_magic_links(path, flags, in_root=True)
     except OSError as error:
-        if error.errno != errno.ENOSYS:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
             raise
-        # Before Linux 5.6. `realpath` reads links itself, so it uses the text of a magic link, which is a path in the
-        # container.
+        # Before Linux 5.6, or under an outer seccomp filter. `realpath` reads links itself, so it uses the text of a
+        # magic link, which is a path in the container.
         return os.open(os.path.realpath(path), flags | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
